@@ -30,7 +30,7 @@ _TOPIC = "flights"
 
 
 def _flights(scale: int, limit: int | None) -> Iterator[dataset.Flight]:
-    year = dataset.load_flights(dataset.find_folder(), limit=limit)
+    year = dataset.load_flights(dataset.find_directory(), limit=limit)
     for shift in range(scale):
         yield from dataset.encode(dataset.shift_years(year, shift))
 

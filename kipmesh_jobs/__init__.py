@@ -1,7 +1,7 @@
-"""Spark jobs over the mesh, a package each, which ``kipmesh job NAME`` runs.
+"""Spark jobs for `kipmesh job NAME`, one package each.
 
-A job is a `frame.Job` called ``JOB`` in its module ``job``; `MODULES` names them. The frame
-(`frame`) gives each the same options, folder and progress; `report` and `charts` make its page from `templates/`.
+A job is a `frame.Job` named `JOB` in its module `job`; `MODULES` lists them. `frame` gives all jobs the same options,
+output directory and progress. `report` and `charts` create the page from `templates/`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ MODULES: Final[Mapping[str, str]] = {
     "audit": "kipmesh_jobs.audit.job",
     "plan": "kipmesh_jobs.plan.job",
 }
-"""By name, in the order of help. These modules are imported by every command: they import pyspark when they run."""
+"""Job modules by name, in the order of the help. Every command imports them, so they import pyspark only when they run.
+"""
 
 
 def load(name: str) -> Job[Any]:
-    """The job of a name in `MODULES`."""
+    """Return the job of a name in `MODULES`."""
     job: Job[Any] = import_module(MODULES[name]).JOB
     return job

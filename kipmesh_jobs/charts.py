@@ -1,8 +1,8 @@
-"""Charts as inline SVG, drawn by matplotlib.
+"""Charts as inline SVG, drawn with matplotlib.
 
-Every function returns one `<svg>` element for an HTML page, or a sentence if there is nothing to draw. Texts are real
-text elements, escaped and without mathtext. Colours are the variables of `templates/report.css`, so that charts follow
-the reader's light or dark colours. The same values give the same bytes.
+Every function returns one `<svg>` element for an HTML page, or a sentence if there are no values. Texts are escaped
+text elements without mathtext. Colours are variables of `templates/report.css`, so charts follow the reader's light or
+dark theme. Equal values give equal bytes.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from matplotlib.figure import Figure
 
 Form = Callable[[float], str]
 Points = Iterable[tuple[Any, float | None]]
-"""x (a number, date or time) and y from left to right; a y of None is a gap in the line."""
+"""(x, y) from left to right. x is a number, date or time; a y of None is a gap in the line."""
 
 COLOURS: Final = ("#2a6fc9", "#c95f14", "#13866a", "#8a4fb5", "#a8861d", "#b0447f")
-"""Stand for the variables --s1 to --s6; lines beyond that many repeat them, dashed."""
+"""Replaced by the variables --s1 to --s6. Further lines repeat them, dashed."""
 HEAT: Final = ("#eef2f7", "#b9d2ee", "#6ea3de", "#2a6fc8", "#123f80")
 BAD: Final = "#c2334a"
 _INK, _SOFT, _FAINT, _GRID = "#1d1d1b", "#5f5e59", "#8b8981", "#e4e2da"
@@ -69,16 +69,16 @@ _BAR_HEIGHT: Final = 0.25
 _NAME_MAX: Final = 34
 _DOTS_MAX: Final = 60
 _FONT: Final = re.compile(r"font-family: [^;]*;? ?")
-"""That which texts are measured with; the page's own is used."""
+"""Font for measuring texts. The page's own font replaces it."""
 _LEAST: Final = 1e-300
-"""Smaller values are drawn like this one: what is computed from them would be 0."""
+"""Smallest drawn value. Computations with smaller ones would underflow to 0."""
 _SVG: Final = "http://www.w3.org/2000/svg"
 _XLINK: Final = "http://www.w3.org/1999/xlink"
 _NOTHING: Final = Markup("<p>No values.</p>")
 
 
 class Bar(NamedTuple):
-    """A bar. The pointer shows `note` (default: name and value); `group` is the number of its colour."""
+    """A bar. `note` is its tooltip (default: name and value), `group` the number of its colour."""
 
     name: str
     value: float
@@ -87,7 +87,7 @@ class Bar(NamedTuple):
 
 
 class Canvas:
-    """A figure of one or more axes, and the notes that the pointer shows on its artists."""
+    """A figure of one or more axes, and tooltips of its artists."""
 
     def __init__(self, label: str, height: float, rows: int = 1) -> None:
         self._label = label
@@ -96,13 +96,13 @@ class Canvas:
         self.axes: list[Axes] = list(self._figure.subplots(rows, 1, squeeze=False)[:, 0])
 
     def note(self, artist: Any, text: str) -> None:
-        """Show `text` while the pointer is on `artist`."""
+        """Add a tooltip to an artist."""
         name = f"note{len(self._notes)}"
         artist.set_gid(name)
         self._notes[name] = text
 
     def svg(self) -> Markup:
-        """Return the element, scaled to the width of its container."""
+        """Return the SVG element, scaled to the width of its container."""
         drawn = BytesIO()
         self._figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
         ElementTree.register_namespace("", _SVG)
@@ -130,7 +130,10 @@ class Canvas:
 
 @contextmanager
 def canvas(label: str, height: float, rows: int = 1) -> Iterator[Canvas]:
-    """Draw in the style of the pages. Glyphs that the measuring font lacks are no warning: the browser has others."""
+    """Yield a canvas in the style of the pages.
+
+    Warnings about glyphs that the measuring font lacks are suppressed: browsers have other fonts.
+    """
     with mpl.rc_context(_STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield Canvas(label, height, rows)
@@ -144,7 +147,7 @@ def line_chart(
     log_x: bool = False,
     log_y: bool = False,
 ) -> Markup:
-    """Draw named lines over a common axis. `form` formats y. A logarithmic axis leaves out what is not above 0."""
+    """Draw named lines over a common x axis. `form` formats y. A logarithmic axis drops values of 0 and less."""
     drawable = {name: list(_drawable(points, log_x, log_y)) for name, points in lines.items()}
     known = [(x, y) for points in drawable.values() for x, y in points if y is not None]
     if not known:
@@ -164,7 +167,7 @@ def line_chart(
 
 
 def _drawable(points: Points, log_x: bool, log_y: bool) -> Iterator[tuple[Any, float | None]]:
-    """Finite values only; a y that cannot be drawn is a gap."""
+    """Yield the drawable points; a y that cannot be drawn becomes a gap."""
     for x, y in points:
         if isinstance(x, date):
             yield x, _finite(y, log_y)
@@ -179,7 +182,7 @@ def _finite(value: float | None, log: bool) -> float | None:
 
 
 def _scale(axes: Axes, xs: Sequence[Any], ys: Sequence[float], log_x: bool, log_y: bool) -> None:
-    """Set both axes; y reaches to 0, or from one power of ten to another."""
+    """Scale both axes. y includes 0, or ranges between powers of ten."""
     if log_x:
         axes.set_xscale("log")
     elif isinstance(xs[0], date):
@@ -215,7 +218,7 @@ def _draw_line(chart: Canvas, place: int, name: str, points: Sequence[tuple[Any,
 
 
 def bar_chart(bars: Iterable[Sequence[Any]], label: str, form: Form = str, log: bool = False) -> Markup:
-    """Draw `Bar`s, or tuples in their order, one under the other from 0; `log`: from a power of ten."""
+    """Draw horizontal bars (`Bar`, or tuples of its fields) from 0, with `log` from a power of ten."""
     shown = [bar for bar in (Bar(*each) for each in bars) if math.isfinite(bar.value)]
     if not shown:
         return _NOTHING
@@ -236,7 +239,7 @@ def bar_chart(bars: Iterable[Sequence[Any]], label: str, form: Form = str, log: 
 
 
 def _bare(axes: Axes, names: Sequence[str], title: str) -> None:
-    """Rows with names from the top down, without a grid and an x axis."""
+    """Configure named rows from top to bottom, without grid and x axis."""
     cut = [name if len(name) <= _NAME_MAX else f"{name[: _NAME_MAX - 1]}…" for name in names]
     axes.set_yticks(range(len(names)), cut, color=_SOFT)
     axes.invert_yaxis()
@@ -247,7 +250,7 @@ def _bare(axes: Axes, names: Sequence[str], title: str) -> None:
 
 
 def day_bars(days: Sequence[Any], values: Sequence[float], notes: Sequence[str], label: str) -> Markup:
-    """Draw a bar for each day, and name the highest ones."""
+    """Draw a bar per day, with a tooltip each, and label the four highest ones."""
     with canvas(label, 2.3) as chart:
         axes = chart.axes[0]
         drawn = axes.bar(days, values, width=0.8, color=BAD)
@@ -263,7 +266,7 @@ def day_bars(days: Sequence[Any], values: Sequence[float], notes: Sequence[str],
 
 
 def band_chart(days: Sequence[Any], panels: Mapping[str, Mapping[str, Sequence[float | None]]], label: str) -> Markup:
-    """Draw p50 as a line and the bands up to p75 and p90, a panel for each name."""
+    """Draw p50 as a line, and bands up to p75 and p90, with a panel for each name."""
     with canvas(label, 1.7 * len(panels), rows=len(panels)) as chart:
         for place, (axes, (name, columns)) in enumerate(zip(chart.axes, panels.items(), strict=True)):
             half, most, nearly = (
@@ -279,7 +282,7 @@ def band_chart(days: Sequence[Any], panels: Mapping[str, Mapping[str, Sequence[f
 
 
 def heat_map(cells: Iterable[tuple[int, int, float, str]], rows: Sequence[str], label: str) -> Markup:
-    """Draw (row, column, value, note) in five colours, a fifth of the cells each. A column's name is its number."""
+    """Draw (row, column, value, tooltip) cells in five colours, with a fifth of the cells each. Columns are numbers."""
     shown = list(cells)
     if not shown:
         return _NOTHING
@@ -303,7 +306,7 @@ def heat_map(cells: Iterable[tuple[int, int, float, str]], rows: Sequence[str], 
 
 
 def span_chart(spans: Iterable[tuple[str, float, float, str]], label: str) -> Markup:
-    """Draw (name, begin, end, text at the end) as bars under one another, for example the steps of a run."""
+    """Draw (name, begin, end, label) as horizontal bars, such as the steps of a run."""
     shown = list(spans)
     if not shown:
         return _NOTHING

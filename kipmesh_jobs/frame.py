@@ -1,14 +1,14 @@
-"""What is common to jobs: how one is described, how it is run, what it leaves.
+"""Common frame of jobs: description, run, results.
 
-A job's options are a frozen dataclass whose fields are annotated as arguments of a typer command; its function takes a
-`JobRun` and the options and returns an `Outcome`. The frame makes the folder, starts Spark when it is first asked for
-and stops it, writes ``report.html`` and ``summary.json`` beside ``parquet/``, and leaves nothing half made.
+A job's options are a frozen dataclass whose fields are annotated for typer. Its function takes a `JobRun` and the
+options and returns an `Outcome`. The frame creates the output directory, starts and stops Spark, and writes
+`report.html` and `summary.json` beside `parquet/`.
 
-A run works in ``work/`` and puts its results in place at its end, each by a rename. What an interrupted run left there,
-however it ended, the next one removes. A lock that the system releases with its process keeps two runs apart.
+A run works in `work/` and publishes its results at the end, each by a rename. The next run removes what an interrupted
+run left. A file lock, which ends with its process, excludes concurrent runs.
 
-A run shows steps with their seconds, progress bars, PASS and FAIL lines. On a terminal the bars move; elsewhere each
-step is a plain line. With ``--json`` all of it goes to standard error, and standard output holds the summary alone.
+A run shows steps with durations, progress bars, PASS and FAIL lines. Bars appear only on a terminal. With `--json` all
+this goes to standard error, and standard output has only the summary.
 """
 
 from __future__ import annotations
@@ -41,35 +41,35 @@ DEFAULT_MASTER: Final = "local[*]"
 DEFAULT_MEMORY: Final = "1g"
 _NEEDED: Final = ("pyspark", "pyarrow", "pandas", "jinja2", "matplotlib")
 _POLL_SECONDS: Final = 0.25
-_REFUSED: Final = re.compile(r"(?:InvalidOptionError|DataLossError|KafkaError): (.+)")
+_SOURCE_ERROR: Final = re.compile(r"(?:InvalidOptionError|DataLossError|KafkaError): (.+)")
 
 O = TypeVar("O")  # noqa: E741 (the options of a job)
 
 
 class JobError(Exception):
-    """A job cannot be done; the message is one clear line that names the option or the file."""
+    """A job cannot run. The message is one line that names the option or file."""
 
 
-class FolderBusyError(Exception):
-    """Another run holds the folder; the message is one clear line."""
+class OutputBusyError(Exception):
+    """Another run uses the output directory. The message is one line."""
 
 
-class JobFolder:
-    """Paths of a run in `root`; `results` are the folders that `publish` puts in place."""
+class JobDirectory:
+    """Output directory of a run. `publish` moves the directories `results` into place."""
 
     def __init__(self, root: Path, job: str, results: tuple[str, ...] = (PARQUET,)) -> None:
         self.root = root.resolve()
         self.work = self.root / "work"
         self.parquet = self.work / PARQUET
         self.spark = self.work / "spark"
-        self.left = "nothing of this run is left"
-        """What an interrupt now would leave, for people."""
+        self.left = "this run left no results"
+        """State of the results if interrupted now, for the message to the user."""
         self._job = job
         self._results = results
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder. Raises `FolderBusyError` when another run does, OSError where it cannot be made."""
+        """Lock the directory. Raises OutputBusyError if another run holds the lock, OSError if it cannot be created."""
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / ".lock").open("a+") as handle:
             try:
@@ -77,26 +77,26 @@ class JobFolder:
             except BlockingIOError:
                 handle.seek(0)
                 owner = handle.read().strip() or "unknown"
-                told = f"another job {self._job} (pid {owner}) is running in {self.root}; give another folder"
-                raise FolderBusyError(told) from None
+                text = f"another job {self._job} (pid {owner}) is running in {self.root}; choose another directory"
+                raise OutputBusyError(text) from None
             handle.truncate(0)
             handle.write(str(os.getpid()))
             handle.flush()
             yield
 
     def begin(self) -> None:
-        """Remove what a run that did not end left, and make the folders of this one."""
+        """Remove remains of an interrupted run and create the working directories."""
         self.drop()
-        for folder in (self.spark, *(self.work / name for name in self._results)):
-            folder.mkdir(parents=True)
+        for directory in (self.spark, *(self.work / name for name in self._results)):
+            directory.mkdir(parents=True)
 
     def drop(self) -> None:
-        """Remove what is not published."""
+        """Remove unpublished files."""
         shutil.rmtree(self.work, ignore_errors=True)
 
     def publish(self, texts: Mapping[str, str]) -> None:
-        """Put the results in place of those of an earlier run, each at once and not bit by bit."""
-        self.left = f"it was about to put its results into {self.root}: those there may be of two runs"
+        """Replace the results of an earlier run, each with one rename. `texts` are files by name."""
+        self.left = f"results in {self.root} may be mixed with those of an earlier run"
         for name in self._results:
             target, old = self.root / name, self.work / f"old-{name}"
             if target.exists():
@@ -107,26 +107,26 @@ class JobFolder:
             fresh = self.work / name
             fresh.write_text(text, encoding="utf-8")
             fresh.replace(self.root / name)
-        self.left = f"its results are whole, in {self.root}"
+        self.left = f"its results are complete in {self.root}"
         self.drop()
 
 
 class Screen:
-    """The console of one run, and the seconds of its steps."""
+    """Console of one run, and the durations of its steps."""
 
     def __init__(self, *, to_stderr: bool) -> None:
-        from rich.console import Console  # as each command's help imports this module
+        from rich.console import Console  # imported late: every command's help imports this module
 
         self._console = Console(stderr=to_stderr, highlight=False, soft_wrap=True)
         self.stages: list[Stage] = []
 
     def line(self, text: str = "") -> None:
-        """A line as it is."""
+        """Print a line without markup."""
         self._console.print(text, markup=False)
 
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-        """A step of the run; `total` gives it a bar, which the function that comes out moves to a number."""
+        """Run a step. With `total` it has a progress bar; the yielded function sets the completed amount."""
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -150,7 +150,7 @@ class Screen:
         self._console.print(f"  {name:<32}{seconds:6.1f} s", markup=False)
 
     def check(self, check: Check) -> None:
-        """A proof."""
+        """Print the result of a check."""
         mark = "[green]PASS[/green]" if check.passed else "[bold red]FAIL[/bold red]"
         self._console.print(f"  {mark}  ", end="")
         self._console.print(f"{check.name}: {check.detail}", markup=False)
@@ -158,7 +158,7 @@ class Screen:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came out. `summary` becomes summary.json, `checks` and `lines` are shown, `passed` decides the exit code."""
+    """Result of a run: contents of summary.json, page, lines and checks to print. `passed` decides the exit code."""
 
     summary: Mapping[str, Any]
     page: Page
@@ -169,9 +169,9 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What every job takes. `spark` are settings of Spark; they win over the frame's.
+    """Settings that all jobs take. `spark` overrides Spark settings of the frame.
 
-    `client` is how a mesh that an option names is reached, beside its addresses: certificates, mostly.
+    `client` is client configuration besides the addresses, such as TLS, for a cluster that an option names.
     """
 
     out: Path
@@ -183,31 +183,31 @@ class Settings:
 
 
 class JobRun:
-    """One run: its folder, its screen, its Spark."""
+    """One run of a job: its output directory, screen and Spark session."""
 
     def __init__(self, name: str, settings: Settings, results: tuple[str, ...] = (PARQUET,)) -> None:
         self.name = name
-        self.folder = JobFolder(settings.out, name, results)
+        self.folder = JobDirectory(settings.out, name, results)
         self.screen = Screen(to_stderr=settings.as_json)
         self.client = settings.client
-        """Configuration of clients of a mesh that an option names."""
+        """Client configuration for a cluster that an option names."""
         self.parquet = self.folder.parquet
-        """Where tables go while the run lasts, a folder each."""
+        """Directory for tables during the run, one subdirectory each."""
         self.step = self.screen.step
         self._settings = settings
         self._spark: SparkSession | None = None
-        self._is_lent = False
+        self._is_borrowed = False
 
     @property
     def spark(self) -> SparkSession:
-        """Spark, started when it is first asked for. Raises `JavaMissingError`."""
+        """Spark session, started on first use. Raises JavaMissingError."""
         if self._spark is None:
             with self.step("Start Spark"):
                 return self.start_spark()
         return self._spark
 
     def start_spark(self) -> SparkSession:
-        """Start Spark, without a step. Raises `JavaMissingError`."""
+        """Start Spark without showing a step. Raises JavaMissingError."""
         from kipmesh.spark.session import local_session
 
         chosen = {"spark.master": self._settings.master, **self._settings.spark}
@@ -216,30 +216,30 @@ class JobRun:
         return self._spark
 
     def use(self, spark: SparkSession) -> None:
-        """Run on a session that somebody else starts and stops."""
-        self._spark, self._is_lent = spark, True
+        """Run on an existing session, which the caller starts and stops."""
+        self._spark, self._is_borrowed = spark, True
 
     @contextmanager
     def spark_step(self, name: str, tasks: int) -> Iterator[None]:
-        """A step whose bar follows the tasks of the Spark actions within; `tasks` is how many they will be."""
+        """Run a step whose bar follows the Spark tasks in it. `tasks` is their expected number."""
         spark = self.spark
         with self.step(name, tasks) as done, _watching(spark, done):
             yield
             done(tasks)
 
     def stop(self) -> None:
-        """Stop Spark, if it was started here."""
-        if self._spark is not None and not self._is_lent:
+        """Stop Spark, unless the caller owns the session."""
+        if self._spark is not None and not self._is_borrowed:
             from kipmesh.spark.session import stop_session
 
-            with suppress(Exception):  # an interrupted call leaves py4j in any state; the JVM ends with its input
+            with suppress(Exception):  # py4j may be inconsistent after an interrupt; the JVM ends with its input
                 stop_session(self._spark)
         self._spark = None
 
 
 @dataclass(frozen=True, slots=True)
 class Job(Generic[O]):
-    """A job as ``kipmesh job`` shows it: `summary` is its line in the list, `text` its help."""
+    """A job of `kipmesh job`: `summary` is its line in the list, `text` its help."""
 
     name: str
     summary: str
@@ -248,13 +248,13 @@ class Job(Generic[O]):
     options: type[O]
     run: Callable[[JobRun, O], Outcome]
     results: tuple[str, ...] = (PARQUET,)
-    """Folders of the run's work that are published."""
+    """Directories of the run that are published."""
 
 
 def run_job(job: Job[O], options: O, settings: Settings) -> Outcome:
-    """Run a job to its end. Raises `JobError`, `FolderBusyError`, `JavaMissingError` and what the job raises.
+    """Run a job. Raises JobError, OutputBusyError, JavaMissingError and errors of the job.
 
-    A KeyboardInterrupt has a note that says what is left of the run.
+    A KeyboardInterrupt carries a note with the state of the results.
     """
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
@@ -271,7 +271,7 @@ def run_job(job: Job[O], options: O, settings: Settings) -> Outcome:
             finally:
                 run.stop()
                 run.folder.drop()
-        _tell(run, outcome)
+        _print_outcome(run, outcome)
     except KeyboardInterrupt as interrupt:
         interrupt.add_note(run.folder.left)
         raise
@@ -280,9 +280,10 @@ def run_job(job: Job[O], options: O, settings: Settings) -> Outcome:
 
 @contextmanager
 def _quiet_interrupts() -> Iterator[None]:
-    """py4j logs every call that an interrupt cuts short, and what fails after it, with stacks; who interrupts knows.
+    """Suppress log records after a KeyboardInterrupt: py4j logs every interrupted call, and later failures, with stack
+    traces.
 
-    From the first of these records on nothing is logged until the run has cleaned up.
+    Logging is restored after the run's cleanup.
     """
 
     def is_other(record: logging.LogRecord) -> bool:
@@ -305,31 +306,27 @@ def _quiet_interrupts() -> Iterator[None]:
             logger.removeFilter(is_other)
 
 
-def _tell(run: JobRun, outcome: Outcome) -> None:
+def _print_outcome(run: JobRun, outcome: Outcome) -> None:
     screen = run.screen
     screen.line()
     for check in outcome.checks:
         screen.check(check)
     for line in outcome.lines:
         screen.line(f"  {line}")
-    for name, what in (
-        (REPORT, "the report, opens in any browser"),
-        ("parquet", "the tables"),
-        (SUMMARY, "the figures"),
-    ):
-        screen.line(f"  {run.folder.root / name}  ({what})")
+    for name, content in ((REPORT, "report, opens in any browser"), (PARQUET, "tables"), (SUMMARY, "figures")):
+        screen.line(f"  {run.folder.root / name}  ({content})")
 
 
 @contextmanager
 def _watching(spark: SparkSession, done: Callable[[int], None]) -> Iterator[None]:
-    """Tell `done` how many tasks have ended since the beginning, over all stages."""
+    """Report the number of completed Spark tasks, over all stages, to `done`."""
     tracker = spark.sparkContext.statusTracker()
     ended = threading.Event()
 
     def watch() -> None:
         counted: dict[int, int] = {}
         while not ended.wait(_POLL_SECONDS):
-            # A stage that is over is forgotten by and by; what was counted stays.
+            # Spark forgets completed stages, so their last counts are kept.
             with suppress(Exception):
                 for stage in tracker.getActiveStageIds():
                     info = tracker.getStageInfo(stage)
@@ -347,14 +344,14 @@ def _watching(spark: SparkSession, done: Callable[[int], None]) -> Iterator[None
 
 
 @contextmanager
-def told_in_one_line() -> Iterator[None]:
-    """Raise `JobError` with the source's own words for an error of Spark that holds them; others go through."""
+def spark_errors_as_job_errors() -> Iterator[None]:
+    """Raise JobError with the message of the data source for Spark errors that contain one. Other errors pass."""
     from pyspark.errors import PySparkException
 
     try:
         yield
     except PySparkException as error:
-        found = _REFUSED.findall(str(error))
+        found = _SOURCE_ERROR.findall(str(error))
         if not found:
             raise
         raise JobError(found[-1].strip()) from None

@@ -1,7 +1,7 @@
-"""The page of a job: one HTML file with tables and charts in it, which opens without a network.
+"""The page of a job: one self-contained HTML file with tables and charts.
 
-A job names a template of `templates/` and the values that it shows. Templates extend `base.html` and take tables and
-tiles from `parts.html`, charts from `charts`. Every value is escaped, so that a topic's name cannot become markup.
+A job names a template of `templates/` and its values. Templates extend `base.html` and use tables and tiles of
+`parts.html` and charts of `charts`. All values are escaped, so a topic name cannot inject markup.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 Tables = Mapping[str, Sequence[Row]]
-"""Rows of tables by name."""
+"""Rows of tables, by table name."""
 
 
 def number(value: float) -> str:
-    """Whole numbers in full, others with three digits that say something."""
+    """Format a number: integers in full, others with three significant digits."""
     if isinstance(value, int) or float(value).is_integer():
         return f"{value:,.0f}"
     if not math.isfinite(value):
@@ -31,35 +31,34 @@ def number(value: float) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share of 1 as percent; a dash for None."""
+    """Format a share of 1 as a percentage, None as a dash."""
     return "–" if value is None else f"{number(round(value * 100, 2))} %"
 
 
 def binary_size(value: float) -> str:
-    """Bytes in the unit (of 1,024) that fits."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return f"{number(round(value, 2))} {unit}"
-        value /= 1024
-    return f"{number(round(value, 2))} TiB"
+    """Format bytes with a unit of B to TiB (powers of 1,024)."""
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while abs(value) >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{number(round(value, 2))} {units[0]}"
 
 
 def utc(time: datetime | float | None, form: str = "%Y-%m-%d %H:%M") -> str:
-    """A time, also in ms since 1970, as text; `unknown` for None."""
+    """Format a datetime or ms since 1970, `unknown` for None."""
     if time is None:
         return "unknown"
     return f"{time if isinstance(time, datetime) else datetime.fromtimestamp(time / 1000, UTC):{form}}"
 
 
 class Stage(NamedTuple):
-    """One step of the run and how long it took."""
+    """A step of the run and its duration."""
 
     name: str
     seconds: float
 
 
 class Check(NamedTuple):
-    """One proof: what was compared, whether it holds, and the figures."""
+    """A check: name, result and figures."""
 
     name: str
     passed: bool
@@ -68,14 +67,14 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A template's name and the values that it takes."""
+    """A template's name and its values."""
 
     template: str
     values: Mapping[str, Any]
 
 
 def environment() -> Environment:
-    """The templates with their filters and charts."""
+    """Return the Jinja environment with filters and charts."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     from kipmesh_jobs import charts
@@ -94,5 +93,5 @@ def environment() -> Environment:
 
 
 def render(page: Page, *, generated: datetime, stages: Sequence[Stage] = ()) -> str:
-    """The HTML of a page. `stages` become its last section; `generated` stands at its foot."""
+    """Return the HTML of a page. `stages` become its last section, `generated` goes into the footer."""
     return environment().get_template(page.template).render(page.values, generated=generated, stages=stages)

@@ -1,5 +1,5 @@
-"""The job `audit`: the files of all replicas beside each other: which agree up to which offset, and where they do not.
+"""The job `audit`: compares the files of all replicas and reports damage and differences.
 
-`folders` finds the files, `scan` reads a segment's bytes, `source` is both as ``format("kipmesh-segments")``, `compare`
-finds gaps and differences, `findings` names them, `job` puts them together. Nothing is written to what is read.
+`inventory` finds the files, `scan` parses a segment, `source` provides both as `format("kipmesh-segments")`, `compare`
+finds gaps and differences, `findings` classifies them, and `job` runs it all. The audited files are never written.
 """

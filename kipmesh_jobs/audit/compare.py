@@ -1,22 +1,22 @@
-"""Batches of all replicas, as a table, to gaps, agreements and differences.
+"""Compares the batches of all replicas: gaps, agreements and differences.
 
-Two replicas of a partition are compared where both have offsets: a log's beginning goes by retention, its end by how
-far it has come. Batches that begin at the same offset must be the same bytes (base offset and leader epoch included),
-and one may not have a batch that the other lacks. Where compaction has been on either side, batches are rewritten:
-there the records that both still have must be equal by offset, and nothing is said about those that one lacks.
+Two replicas are compared on the offsets that both cover. Batches with equal base offset must be equal bytes, including
+the leader epoch, and no batch may be missing on one side. Compaction rewrites batches: below either replica's cleaner
+checkpoint only records that both still have must be equal.
 
-What must agree is what is below both checkpointed high watermarks; and, beyond that, everything up to the last offset
-at which both have a batch of the same leader epoch: within one epoch one leader gave out the offsets, and a replica
-that has them has what was before (the log matching of Raft, and of ISR replication). The last rule alone bounds the
-metadata log, together with its snapshots, which are of committed records.
+Replicas must agree below both checkpointed high watermarks. They must also agree up to the last offset where both have
+a batch of the same leader epoch: one leader assigns the offsets of an epoch, and a replica that has them has everything
+before (log matching, as in Raft). For the metadata log only that rule and its snapshots, which contain committed
+records, apply.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from kipmesh_jobs.audit.folders import ReplicaLog
+from kipmesh_jobs.audit.inventory import ReplicaLog
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -28,26 +28,15 @@ _PAIR: Final = (*_LOG, "a", "b")
 
 
 def logs_frame(spark: SparkSession, logs: Sequence[ReplicaLog]) -> DataFrame:
-    """What is known of the logs without their batches, a row each."""
-    rows = [
-        (
-            log.replica,
-            log.topic,
-            log.partition,
-            log.topic_id,
-            log.high_watermark,
-            log.log_start,
-            log.cleaned_to,
-            log.segments[0].base_offset if log.segments else None,
-            log.segments[-1].base_offset if log.segments else None,
-        )
-        for log in logs
-    ]
+    """Return a row per log: identity and checkpoints, without batches."""
+    plain = attrgetter("replica", "topic", "partition", "topic_id", "high_watermark", "log_start", "cleaned_to")
+    bases: list[list[int | None]] = [[one.base_offset for one in log.segments] or [None] for log in logs]
+    rows = [(*plain(log), base[0], base[-1]) for log, base in zip(logs, bases, strict=True)]
     return spark.createDataFrame(rows, LOGS_SCHEMA)
 
 
 def ranges_frame(batches: DataFrame, logs: DataFrame) -> DataFrame:
-    """Each replica's log: where its whole batches begin and end, how many they are. Empty logs have start = end."""
+    """Return start, end, number and bytes of the valid batches of each log. Empty logs have start = end."""
     from pyspark.sql import functions as f
 
     whole = batches.where("damage is null").groupBy("replica", *_LOG)
@@ -67,7 +56,8 @@ def ranges_frame(batches: DataFrame, logs: DataFrame) -> DataFrame:
 
 
 def gaps_frame(batches: DataFrame, logs: DataFrame) -> DataFrame:
-    """Batches that do not begin where the one before ended, and last segments that begin beyond the log's end.
+    """Return batches that do not start at the end of their predecessor, and last segments that start beyond the log's
+    end.
 
     Columns: replica, topic, partition, file, position, kind (gap or overlap), expected, offset.
     """
@@ -81,7 +71,7 @@ def gaps_frame(batches: DataFrame, logs: DataFrame) -> DataFrame:
         .join(f.broadcast(logs), ["replica", *_LOG])
         .withColumn("expected", f.coalesce("before", f.col("segment_base")))
         .where("base_offset != expected")
-        # Below there, Apache Kafka's compaction leaves gaps; ours does not.
+        # Apache Kafka's compaction leaves gaps between batches, kipmesh's does not.
         .where("not (base_offset > expected and expected < cleaned_to)")
     )
     within = placed.select(
@@ -110,7 +100,7 @@ def gaps_frame(batches: DataFrame, logs: DataFrame) -> DataFrame:
 
 
 def pairs_frame(ranges: DataFrame) -> DataFrame:
-    """Each two replicas of a partition with the same topic id: from where to where both have offsets."""
+    """Return each pair of replicas of a partition, with the range of offsets that both cover."""
     from pyspark.sql import functions as f
 
     columns = ("topic_id", "high_watermark", "cleaned_to", "start", "end")
@@ -128,10 +118,10 @@ def pairs_frame(ranges: DataFrame) -> DataFrame:
 
 
 def agreement_frame(batches: DataFrame, ranges: DataFrame) -> DataFrame:
-    """A row a pair: compared from where to where, agreed up to where, what had to agree, and the first difference.
+    """Return a row per pair: compared range, agreed range, required range and first difference.
 
-    `agrees_to` is an offset: everything from `from` up to it, without it, is the same. `must_agree_to` is where the
-    module's rules end. `first_difference` is null where there is none; beside it what each has there.
+    `agrees_to` is exclusive: all offsets from `from` to it are equal. `must_agree_to` follows from the rules of this
+    module. `first_difference` is null without a difference; other columns then describe each side at that offset.
     """
     from pyspark.sql import functions as f
 
@@ -161,7 +151,7 @@ def agreement_frame(batches: DataFrame, ranges: DataFrame) -> DataFrame:
 
 
 def _compare_batches(batches: DataFrame, pairs: DataFrame) -> DataFrame:
-    """Offsets at which either of a pair has a batch, where neither was compacted."""
+    """Compare the batches at each offset above the compacted ranges."""
     from pyspark.sql import functions as f
 
     bounds = pairs.select(*_PAIR, "from", "to", "cleaned_to")
@@ -173,7 +163,7 @@ def _compare_batches(batches: DataFrame, pairs: DataFrame) -> DataFrame:
 
 
 def _compare_records(batches: DataFrame, pairs: DataFrame) -> DataFrame:
-    """Offsets of records that both of a pair still have, where one was compacted."""
+    """Compare the records that both replicas still have in compacted ranges."""
     from pyspark.sql import functions as f
 
     bounds = pairs.where("cleaned_to > from").select(*_PAIR, "from", "to", "cleaned_to")
@@ -191,7 +181,7 @@ def _compare_records(batches: DataFrame, pairs: DataFrame) -> DataFrame:
 
 
 def _full(some: DataFrame, bounds: DataFrame, within: Column, is_equal: Column) -> DataFrame:
-    """What either of each pair has, by offset: file, position, epoch and digest of both."""
+    """Join both sides of each pair by offset: file, position, epoch and digest."""
     from pyspark.sql import functions as f
 
     sides = []

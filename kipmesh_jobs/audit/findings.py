@@ -1,7 +1,7 @@
-"""What an audit finds: kinds, how grave each is, findings with exact counts, and the first divergence by name.
+"""Findings of an audit: classification, counts and the first divergence.
 
-An error is what must not be, whatever happened to the nodes: damage within a log, and replicas that differ where they
-must be equal. A warning is what a stop or a lag may leave, which the node mends by itself when it starts or catches up.
+Errors must never occur: damage within a log, and differences between replicas where they must be equal. Warnings may
+follow from an unclean stop or a lagging replica; the node repairs them when it starts or catches up.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from kipmesh_jobs.audit.folders import KINDS, METADATA_TOPIC, Finding, Inventory, ReplicaLog
+from kipmesh_jobs.audit.inventory import KINDS, METADATA_TOPIC, Finding, Inventory, ReplicaLog
 from kipmesh_jobs.audit.scan import UNREADABLE, VANISHED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
 
 FINDINGS_MAX: Final = 1_000
-"""Of each kind that are listed; all are counted, and the tables have all."""
+"""Maximum number of listed findings per kind. All are counted, and the tables have all."""
 
 
 class Tables(NamedTuple):
-    """What was computed."""
+    """Tables of an audit."""
 
     batches: DataFrame
     ranges: DataFrame
@@ -31,14 +31,14 @@ class Tables(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """Findings that are listed, and how many of each kind there are."""
+    """Listed findings, and the number of all findings by kind."""
 
     findings: list[Finding]
     counts: dict[str, int]
 
 
 def collect(inventory: Inventory, tables: Tables) -> Collected:
-    """All findings; errors first, then by partition and offset."""
+    """Return all findings: errors first, then by partition and offset."""
     found = list(inventory.problems)
     found += _of_snapshots(inventory, tables.snapshots.collect())
     counts = Counter(one.kind for one in found)
@@ -68,7 +68,7 @@ def collect(inventory: Inventory, tables: Tables) -> Collected:
 
 
 def first_divergence(tables: Tables) -> dict[str, Any] | None:
-    """The first by topic, partition and offset: what every replica that covers the offset has there. None of none."""
+    """Return the first violation by topic, partition and offset, with each replica's batch there. None without one."""
     violated = tables.agreement.where("is_violated")
     first = violated.orderBy("topic", "partition", "first_difference", "a", "b").first()
     if first is None:
@@ -78,20 +78,20 @@ def first_divergence(tables: Tables) -> dict[str, Any] | None:
     here = tables.batches.where(tables.batches.topic == topic).where(where).orderBy("replica").collect()
     covering = tables.ranges.where(tables.ranges.topic == topic).where(f"partition = {partition}")
     lacking = {row["replica"] for row in covering.where(f"start <= {offset} and end > {offset}").collect()}
-    told = ("replica", "file", "position", "base_offset", "leader_epoch", "size_bytes", "crc_ok")
-    replicas = [{**{name: row[name] for name in told}, "digest": bytes(row["digest"]).hex()} for row in here]
+    fields = ("replica", "file", "position", "base_offset", "leader_epoch", "size_bytes", "crc_ok")
+    replicas = [{**{name: row[name] for name in fields}, "digest": bytes(row["digest"]).hex()} for row in here]
     lacking -= {row["replica"] for row in here}
     replicas += [{"replica": name, "file": None, "position": None, "digest": None} for name in sorted(lacking)]
     return {"topic": topic, "partition": partition, "offset": offset, "replicas": replicas}
 
 
 def divergence_text(first: dict[str, Any]) -> str:
-    """One line for people."""
+    """Describe a divergence in one line."""
     there = "; ".join(
         f"{one['replica']} has {one['digest'][:12]} at {one['file']}:{one['position']}"
         + ("" if one["crc_ok"] else " (wrong CRC)")
         if one["digest"]
-        else f"{one['replica']} has nothing"
+        else f"{one['replica']} has no batch"
         for one in first["replicas"]
     )
     return f"{first['topic']}-{first['partition']} at offset {first['offset']}: {there}"
@@ -104,12 +104,12 @@ def _of_damage(row: Row) -> Finding:
 
 def _of_gap(row: Row) -> Finding:
     place = (row["replica"], row["topic"], row["partition"], row["expected"], row["file"])
-    text = f"offset {row['expected']} is expected and {row['offset']} follows"
+    text = f"expected offset {row['expected']}, got {row['offset']}"
     return Finding(row["kind"], *place, text, row["position"])
 
 
 def _of_short(row: Row) -> Finding:
-    text = f"it ends at {row['end']}, its high watermark was {row['high_watermark']}"
+    text = f"the log ends at {row['end']}, below its high watermark {row['high_watermark']}"
     return Finding("short_log", row["replica"], row["topic"], row["partition"], row["end"], "", text)
 
 
@@ -123,7 +123,7 @@ def _of_difference(row: Row) -> Finding:
 
 def _side(row: Row, side: str) -> str:
     if not row[f"file_{side}"]:
-        return f"{row[side]}: nothing"
+        return f"{row[side]}: no batch"
     return f"{row[side]}: {row[f'file_{side}']}:{row[f'position_{side}']}, epoch {row[f'epoch_{side}']}"
 
 
@@ -137,7 +137,7 @@ def _other_topics(logs: Sequence[ReplicaLog]) -> list[Finding]:
         if len(by_id) > 1:
             first = next(iter(by_id.values()))
             text = ", ".join(f"{one.replica}: {name}" for name, one in sorted(by_id.items()))
-            found.append(Finding("other_topic", first.replica, topic, partition, None, first.folder, text))
+            found.append(Finding("other_topic", first.replica, topic, partition, None, first.directory, text))
     return found
 
 
@@ -156,7 +156,7 @@ def _of_snapshots(inventory: Inventory, rows: Sequence[Row]) -> list[Finding]:
             if bytes(other["digest"]) != bytes(same[0]["digest"]) or other["records"] != same[0]["records"]:
                 text = (
                     f"snapshot {end_offset}-{epoch}: {same[0]['replica']} has {same[0]['records']} records"
-                    f" ({same[0]['file']}), {other['replica']} has {other['records']} others"
+                    f" ({same[0]['file']}), {other['replica']} has {other['records']} different ones"
                 )
                 place = (same[0]["replica"], same[0]["topic"], same[0]["partition"], end_offset, other["file"])
                 found.append(Finding("snapshot_differs", *place, text, other=other["replica"]))
@@ -164,6 +164,6 @@ def _of_snapshots(inventory: Inventory, rows: Sequence[Row]) -> list[Finding]:
     for log in inventory.logs:
         start = log.segments[0].base_offset if log.topic == METADATA_TOPIC and log.segments else 0
         if start > 0 and not any(replica == log.replica and end >= start for replica, end in valid):
-            text = f"its log begins at {start} and it has no valid snapshot from there on"
-            found.append(Finding("snapshot_missing", log.replica, log.topic, log.partition, start, log.folder, text))
+            text = f"the log begins at {start}, but no valid snapshot ends there or later"
+            found.append(Finding("snapshot_missing", log.replica, log.topic, log.partition, start, log.directory, text))
     return found

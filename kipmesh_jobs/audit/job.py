@@ -1,4 +1,4 @@
-"""``kipmesh job audit``."""
+"""The command `kipmesh job audit`."""
 
 from __future__ import annotations
 
@@ -16,55 +16,55 @@ from kipmesh_jobs.report import Page
 
 if TYPE_CHECKING:
     from kipmesh_jobs.audit.findings import Collected, Tables
-    from kipmesh_jobs.audit.folders import Finding, Inventory
+    from kipmesh_jobs.audit.inventory import Finding, Inventory
 
 
 ROWS_MAX: Final = 300
-"""Of the page's tables of logs and pairs."""
+"""Maximum number of rows in the page's tables of logs and pairs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Whose files are read."""
+    """Replicas and topics to audit."""
 
     replicas: Annotated[
         list[str] | None,
         typer.Option(
-            "--replica", metavar="NAME=PATH", help="A replica and its data folder, or one above; may be repeated."
+            "--replica", metavar="NAME=PATH", help="A replica and its data directory, or a parent; repeatable."
         ),
     ] = None
     mesh: Annotated[
-        Path | None, typer.Option("--mesh", metavar="DIR", help="All nodes of a local mesh, by its cluster.json.")
+        Path | None, typer.Option("--mesh", metavar="DIR", help="All nodes of a local cluster, from its cluster.json.")
     ] = None
     topics: Annotated[
-        list[str] | None, typer.Option("--topic", help="Only this topic; may be repeated. Left out: all.")
+        list[str] | None, typer.Option("--topic", help="Only this topic; repeatable. Default: all topics.")
     ] = None
 
 
-TEXT: Final = """Compare the files of all replicas, and name the first divergence.
+TEXT: Final = """Compare the files of all replicas and report the first divergence.
 
-Every record batch in every segment is read, its CRC checked, and compared with what the other replicas of the partition
-have at its offset; snapshots of the metadata are checked, and those of one id compared. Nothing is written to what is
-read. Replicas that run may be audited, but what compaction or a truncation changes meanwhile can show as a difference:
-for a proof, stop them or take copies. A log that was deleted meanwhile is a warning, and left out.
+Checks the CRC of every record batch in every segment, and compares it with the other replicas of the partition at its
+offset. Metadata snapshots are checked, and compared by id. The audited files are never written. Running replicas can be
+audited, but compaction or truncation during the audit may appear as a difference: for a proof, stop them or copy the
+files. A log that is deleted during the audit is reported as a warning and left out.
 
-Exit code 1 when there is an error: a damaged batch, missing offsets, or a difference below what is committed."""
+Exit code 1 if there is an error: a damaged batch, missing offsets, or a difference below the committed offsets."""
 
 
 def run(run: JobRun, options: Options) -> Outcome:
-    """The job."""
-    from kipmesh_jobs.audit.folders import parse_replicas, replicas_of_mesh, take_inventory
+    """Run the audit. Raises JobError."""
+    from kipmesh_jobs.audit.inventory import parse_replicas, replicas_of_cluster, take_inventory
 
     replicas = parse_replicas(options.replicas or ())
     if options.mesh is not None:
-        replicas += replicas_of_mesh(options.mesh)
+        replicas += replicas_of_cluster(options.mesh)
     if not replicas:
-        raise JobError("whose files? Give --replica NAME=PATH for each replica, or --mesh DIR")
+        raise JobError("no replicas; add --replica NAME=PATH for each replica, or --mesh DIR")
     topics = options.topics or []
     with run.step("List the files"):
         inventory = take_inventory(replicas, topics)
     if topics and (unknown := sorted(set(topics) - {log.topic for log in inventory.logs})):
-        raise JobError(f"--topic {unknown[0]}: no replica has a log of it")
+        raise JobError(f"--topic {unknown[0]}: no replica has a log of this topic")
     tables = _compute(run, inventory, replicas, topics)
     from kipmesh_jobs.audit.findings import collect, divergence_text, first_divergence
 
@@ -79,8 +79,8 @@ def run(run: JobRun, options: Options) -> Outcome:
         summary = _summary(inventory, tables, collected, first)
     lines = [
         f"{summary['batches']:,} batches in {summary['segments']:,} segments of {summary['logs']:,} logs on "
-        f"{len(inventory.replicas)} replicas; {summary['pairs_agreed']:,} of {summary['pairs']:,} pairs agree as they "
-        "must",
+        f"{len(inventory.replicas)} replicas; {summary['pairs_agreed']:,} of {summary['pairs']:,} pairs agree as "
+        "required",
         f"{summary['errors']:,} errors, {summary['warnings']:,} warnings"
         + "".join(f"; {kind}: {count:,}" for kind, count in summary["findings"].items()),
     ]
@@ -93,9 +93,9 @@ def run(run: JobRun, options: Options) -> Outcome:
 def make_page(
     summary: Mapping[str, Any], findings: Sequence[Finding], logs: Sequence[Any], agreement: Sequence[Any]
 ) -> Page:
-    """`logs` and `agreement` are rows of those tables, at most `ROWS_MAX`, partition by partition."""
+    """Return the page. `logs` and `agreement` are rows of those tables by partition, at most `ROWS_MAX`."""
     from kipmesh_jobs.audit.findings import divergence_text
-    from kipmesh_jobs.audit.folders import ERROR, KINDS
+    from kipmesh_jobs.audit.inventory import ERROR, KINDS
 
     first = summary["first_divergence"]
     sizes: Counter[str] = Counter()
@@ -117,10 +117,10 @@ def make_page(
 
 
 def _compute(run: JobRun, inventory: Inventory, replicas: list[tuple[str, str]], topics: list[str]) -> Tables:
-    """Read everything once, and write the tables."""
+    """Read all files once and write the tables."""
     from kipmesh_jobs.audit import compare
     from kipmesh_jobs.audit.findings import Tables
-    from kipmesh_jobs.audit.folders import drop_gone
+    from kipmesh_jobs.audit.inventory import drop_deleted
     from kipmesh_jobs.audit.source import NAME, SegmentsDataSource, plan_tasks
 
     spark = run.spark
@@ -135,7 +135,7 @@ def _compute(run: JobRun, inventory: Inventory, replicas: list[tuple[str, str]],
         found = spark.read.format(NAME).options(**snapshots).load()
         found.write.parquet(str(parquet / "snapshots"))
     with run.step("Compare"):
-        drop_gone(inventory)
+        drop_deleted(inventory)
         batches = spark.read.parquet(str(parquet / "batches"))
         logs = compare.logs_frame(spark, inventory.logs)
         frames = {"logs": compare.ranges_frame(batches, logs), "gaps": compare.gaps_frame(batches, logs)}
@@ -148,7 +148,7 @@ def _compute(run: JobRun, inventory: Inventory, replicas: list[tuple[str, str]],
 
 
 def _write_findings(run: JobRun, collected: Collected) -> None:
-    from kipmesh_jobs.audit.folders import SCHEMA
+    from kipmesh_jobs.audit.inventory import SCHEMA
 
     names = [column.split()[0] for column in SCHEMA.split(",")]
     rows = [tuple(one.row()[name] for name in names) for one in collected.findings]
@@ -160,7 +160,7 @@ def _summary(
 ) -> dict[str, Any]:
     from pyspark.sql import functions as f
 
-    from kipmesh_jobs.audit.folders import ERROR, KINDS
+    from kipmesh_jobs.audit.inventory import ERROR, KINDS
 
     totals = tables.ranges.agg(f.sum("batches"), f.sum("bytes")).first()
     pairs = tables.agreement.agg(f.count("*"), f.count(f.when(~f.col("is_violated"), 1))).first()
@@ -186,7 +186,7 @@ def _summary(
 
 JOB: Final = Job(
     name="audit",
-    summary="Compare the files of all replicas, and name the first divergence.",
+    summary="Compare the files of all replicas and report the first divergence.",
     text=TEXT,
     examples="""
     kipmesh job audit --mesh kipmesh-local

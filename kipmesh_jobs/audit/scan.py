@@ -1,8 +1,8 @@
-"""A segment's bytes to batches and damage, from the first byte to the last.
+"""Parses the bytes of a segment into batches and damage.
 
-Reading goes on after damage: at the next bytes that are a whole batch with the right CRC. So every byte is in exactly
-one `Found`, in order, whatever is in the file. What makes the difference between a torn tail and damage: the last
-segment of a log may end in a batch that is cut, or in zeros, where its node was stopped hard in the middle of a write.
+After damage, parsing continues at the next complete batch with a correct CRC. Every byte belongs to exactly one
+`Found`, in order, for any content. An incomplete batch or zeros at the end of a log's last segment count as torn, not
+as damage: an unclean stop leaves them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VANISHED: Final = "vanished"
 
 
 class Found(NamedTuple):
-    """A batch, or bytes that are none. `damage` is "" for a whole batch; one with the wrong CRC has a header, too."""
+    """A batch, or damaged bytes. `damage` is "" for a valid batch. A batch with a wrong CRC has a header, too."""
 
     position: int
     size_bytes: int
@@ -41,12 +41,12 @@ class Found(NamedTuple):
 
 
 def digest_of(data: bytes | memoryview) -> bytes:
-    """What batches are compared by."""
+    """Return the digest by which batches are compared."""
     return blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
 def scan(data: bytes, *, is_last: bool) -> Iterator[Found]:
-    """All of a segment."""
+    """Yield all batches and damage of a segment, in order."""
     position, end = 0, len(data)
     with memoryview(data) as view:
         while position < end:
@@ -58,7 +58,7 @@ def scan(data: bytes, *, is_last: bool) -> Iterator[Found]:
 
 
 def _batch(data: bytes, view: memoryview, position: int, end: int) -> Found | None:
-    """The batch at a position, None when there is none, or what follows it shows that its length is wrong."""
+    """Return the batch at a position, or None if there is none or its length is provably wrong."""
     try:
         header = parse_header(view[:end], position)
     except CorruptRecordError:
@@ -71,7 +71,7 @@ def _batch(data: bytes, view: memoryview, position: int, end: int) -> Found | No
     except CorruptRecordError as error:
         if following != end and not _is_header(view, following, end):
             return None
-        if _next_batch(data, view, position + 1, following) < following:  # its length is wrong, and swallowed others
+        if _next_batch(data, view, position + 1, following) < following:  # the length is wrong and spans other batches
             return None
         return Found(position, header.size_bytes, header, _digest(view, position, following), WRONG_CRC, error.message)
     return Found(position, header.size_bytes, header, _digest(view, position, following), "", "")
@@ -91,7 +91,7 @@ def _is_header(view: memoryview, position: int, end: int) -> bool:
 
 
 def _damage(data: bytes, view: memoryview, position: int, end: int, is_last: bool) -> Found:
-    """What is at a position where no batch is, up to the next one."""
+    """Return the damaged bytes from a position up to the next batch."""
     following = _next_batch(data, view, position + 1, end)
     left = end - position
     if following < end:
@@ -106,7 +106,7 @@ def _damage(data: bytes, view: memoryview, position: int, end: int, is_last: boo
         header = None
         if left >= HEADER_BYTES:
             return Found(position, left, None, b"", GARBAGE, f"{left} bytes: {error.message}")
-    text = f"{left} bytes of a batch that is cut" + (f" ({header.size_bytes} bytes)" if header else "")
+    text = f"{left} bytes of an incomplete batch" + (f" ({header.size_bytes} bytes)" if header else "")
     return Found(position, left, None, b"", TORN if is_last else CUT, text)
 
 
@@ -115,11 +115,11 @@ def _why(view: memoryview, position: int, end: int) -> str:
         header = parse_header(view[:end], position)
     except CorruptRecordError as error:
         return error.message
-    return f"a batch of {header.size_bytes} bytes is said to be here, and its CRC and what follows say otherwise"
+    return f"the header is that of a batch of {header.size_bytes} bytes, but the CRC and the following bytes are wrong"
 
 
 def _next_batch(data: bytes, view: memoryview, position: int, end: int) -> int:
-    """Where the next whole batch with the right CRC begins; `end` when there is none."""
+    """Return the position of the next complete batch with a correct CRC, or `end`."""
     at = position
     while (place := data.find(bytes([MAGIC]), at + _MAGIC_POSITION, end)) >= 0:
         at = place - _MAGIC_POSITION
@@ -143,7 +143,7 @@ def _is_zeros(view: memoryview, position: int, end: int) -> bool:
 
 
 class RecordDigest(NamedTuple):
-    """A record's place and a digest of its timestamp, key, value and headers."""
+    """Offset of a record, and a digest of its timestamp, key, value and headers."""
 
     offset: int
     timestamp: int
@@ -151,7 +151,7 @@ class RecordDigest(NamedTuple):
 
 
 def record_digests(batch: memoryview, header: BatchHeader) -> list[RecordDigest]:
-    """Of a batch whose CRC is right. Raises `CorruptRecordError` when its records cannot be read all the same."""
+    """Return the digests of a valid batch's records. Raises CorruptRecordError if they cannot be parsed."""
     try:
         return [
             RecordDigest(
@@ -162,5 +162,5 @@ def record_digests(batch: memoryview, header: BatchHeader) -> list[RecordDigest]
             for record in DefaultRecordBatch(decompressed(batch, header))
         ]
     except Exception as error:
-        # The decoder and five decompressors have an exception each for bytes that they cannot read.
+        # The decoder and each codec have their own exceptions for invalid bytes.
         raise CorruptRecordError(f"the records of offset {header.base_offset} cannot be read: {error}") from error

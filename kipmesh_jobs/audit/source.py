@@ -1,11 +1,11 @@
-"""``format("kipmesh-segments")``: the batches in the segments of all replicas, a row each, or their snapshots.
+"""The data source `format("kipmesh-segments")`: a row per batch of all segments, or per snapshot.
 
-Options: ``replicas`` (a JSON list of ``"NAME=PATH"``), ``topics`` (separated by commas; all), ``content`` (`segments`;
-`snapshots`), ``records`` (`none`; `compacted`: of batches below a replica's cleaner checkpoint; `all`). A task reads
-some segments one after the other, each through a memory map: its memory is that of the rows of one Arrow batch.
+Options: `replicas` (JSON list of `"NAME=PATH"`), `topics` (comma-separated, default all), `content` (`segments` or
+`snapshots`), `records` (`none`; `compacted`: of batches below a replica's cleaner checkpoint; `all`). A task reads its
+segments one by one.
 
-Every byte of every segment is in a row: what is no batch is a row with `damage` and without offsets. A file that is
-gone or cannot be read is a row, too; no read fails because of what is in a file.
+Every byte of a segment belongs to a row; damaged bytes have `damage` and no offsets. A missing or unreadable file is a
+row, too. No read fails because of a file's content.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -22,7 +23,7 @@ from pyspark.sql.types import StructType
 
 from kipmesh.core.errors import CorruptRecordError
 from kipmesh.storage.quorum.snapshot_file import SnapshotReader
-from kipmesh_jobs.audit.folders import ReadOnlyFileSystem, ReplicaLog, take_inventory, tasks_of
+from kipmesh_jobs.audit.inventory import ReadOnlyFileSystem, ReplicaLog, take_inventory, tasks_of
 from kipmesh_jobs.audit.scan import GARBAGE, UNREADABLE, VANISHED, Found, digest_of, record_digests, scan
 from kipmesh_jobs.frame import JobError
 
@@ -56,7 +57,7 @@ SNAPSHOTS_SCHEMA: Final = pa.schema(
 
 
 class FileToRead(NamedTuple):
-    """A segment or a snapshot, and whose it is. `records_below`: batches that begin below it are decoded."""
+    """A segment or snapshot of a replica. Batches below `records_below` have their records decoded."""
 
     replica: str
     topic: str
@@ -70,42 +71,42 @@ class FileToRead(NamedTuple):
 
 
 class FilesPartition(InputPartition):
-    """What one task reads."""
+    """Files of one task."""
 
     def __init__(self, files: Sequence[FileToRead]) -> None:
         self.files = tuple(files)
 
 
 class SegmentsDataSource(DataSource):
-    """The source as Spark knows it."""
+    """The data source as Spark uses it."""
 
     @classmethod
     def name(cls) -> str:
-        """The name that ``format(...)`` takes."""
+        """Return the name for `format(...)`."""
         return NAME
 
     def schema(self) -> StructType:
-        """The columns; the first place where options are checked."""
+        """Return the columns. Raises JobError for invalid options."""
         is_snapshots = _options(self.options)["content"] == "snapshots"
         return from_arrow_schema(SNAPSHOTS_SCHEMA if is_snapshots else BATCHES_SCHEMA)
 
     def reader(self, schema: Any) -> DataSourceReader:
-        """The reader of a batch query."""
+        """Return the reader of a batch query. Raises JobError for invalid options."""
         return SegmentsReader(_options(self.options))
 
 
 class SegmentsReader(DataSourceReader):
-    """Plans tasks from what is in the folders, and reads one."""
+    """Plans and reads tasks."""
 
     def __init__(self, options: dict[str, str]) -> None:
         self._options = options
 
     def partitions(self) -> list[FilesPartition]:
-        """Files in the order of their logs, as many a task as is worth one."""
+        """Plan the tasks; see `plan_tasks`."""
         return plan_tasks(self._options)
 
     def read(self, partition: FilesPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        """The rows of the files of a task."""
+        """Yield the rows of a task's files."""
         if self._options["content"] == "snapshots":
             rows: Iterator[tuple[Any, ...]] = (snapshot_row(one) for one in partition.files)
             return _arrow(rows, SNAPSHOTS_SCHEMA)
@@ -113,7 +114,7 @@ class SegmentsReader(DataSourceReader):
 
 
 def plan_tasks(options: dict[str, str]) -> list[FilesPartition]:
-    """The tasks of a query, at least one: Spark reads an empty list as a mistake. Raises `JobError`."""
+    """Return the tasks of a query, at least one because Spark rejects an empty list. Raises JobError."""
     pairs = [tuple(text.split("=", 1)) for text in json.loads(options["replicas"])]
     topics = [topic for topic in options["topics"].split(",") if topic]
     inventory = take_inventory([(name, path) for name, path in pairs], topics)
@@ -147,34 +148,37 @@ def _options(raw: Any) -> dict[str, str]:
     given = {str(key).lower(): str(value) for key, value in dict(raw).items()}
     unknown = sorted(given.keys() - _OPTIONS)
     if unknown:
-        raise JobError(f"option {unknown[0]!r} is unknown to {NAME}: {', '.join(sorted(_OPTIONS))}")
+        raise JobError(f"option {unknown[0]} is unknown, use one of {', '.join(sorted(_OPTIONS))}")
     options = {"topics": "", "content": "segments", "records": "none", **given}
     try:
         replicas = json.loads(options.get("replicas", ""))
         if not (isinstance(replicas, list) and all(isinstance(one, str) and "=" in one for one in replicas)):
             raise ValueError
     except ValueError:
-        raise JobError('option replicas: a JSON list of "NAME=PATH" is needed') from None
-    if options["content"] not in ("segments", "snapshots"):
-        raise JobError(f"option content: {options['content']!r} is neither segments nor snapshots")
-    if options["records"] not in ("none", "compacted", "all"):
-        raise JobError(f"option records: {options['records']!r} is none of none, compacted and all")
+        raise JobError('option replicas must be a JSON list of "NAME=PATH"') from None
+    for name, values in (("content", ("segments", "snapshots")), ("records", ("none", "compacted", "all"))):
+        if options[name] not in values:
+            raise JobError(f"option {name} must be one of {', '.join(values)}, got {options[name]!r}")
     return options
 
 
 def segment_rows(file: FileToRead) -> Iterator[tuple[Any, ...]]:
-    """The rows of a segment, in the order of the columns."""
+    """Yield the rows of a segment, with the columns of `BATCHES_SCHEMA`."""
     head = (file.replica, file.topic, file.partition, file.path, file.base_offset)
     try:
-        # Read and not mapped: a running node may cut the file, and touching a page that is gone ends the process.
+        # Not memory-mapped: a running node may truncate the file, and access to a removed page kills the process.
         with open(file.path, "rb") as stream:
             data = stream.read(file.size_bytes)
         for found in scan(data, is_last=file.is_last):
             yield (*head, *_batch_columns(data, found, file.records_below))
-    except FileNotFoundError:
-        yield (*head, *_no_batch(Found(0, file.size_bytes, None, b"", VANISHED, "it went while this job ran")))
     except OSError as error:
-        yield (*head, *_no_batch(Found(0, file.size_bytes, None, b"", UNREADABLE, error.strerror or str(error))))
+        yield (*head, *_no_batch(Found(0, file.size_bytes, None, b"", *_why_unreadable(error))))
+
+
+def _why_unreadable(error: OSError) -> tuple[str, str]:
+    if isinstance(error, FileNotFoundError):
+        return VANISHED, "the file was deleted while this job ran"
+    return UNREADABLE, error.strerror or str(error)
 
 
 def _no_batch(found: Found) -> tuple[Any, ...]:
@@ -215,7 +219,10 @@ def _batch_columns(data: bytes, found: Found, records_below: int) -> tuple[Any, 
 
 
 def snapshot_row(file: FileToRead) -> tuple[Any, ...]:
-    """A snapshot, read to its end. Its digest says which records it has, in any order and in any batches."""
+    """Return the row of a snapshot, with the columns of `SNAPSHOTS_SCHEMA`.
+
+    The digest depends only on the multiset of records, not on their order or batches.
+    """
     head = (file.replica, file.topic, file.partition, file.path, file.size_bytes, file.base_offset, file.epoch)
     try:
         opened = ReadOnlyFileSystem().open(file.path)
@@ -228,27 +235,13 @@ def snapshot_row(file: FileToRead) -> tuple[Any, ...]:
             found = reader.summary
     except CorruptRecordError as error:
         return (*head, None, None, None, GARBAGE, error.message)
-    except FileNotFoundError:
-        return (*head, None, None, None, VANISHED, "it went while this job ran")
     except OSError as error:
-        return (*head, None, None, None, UNREADABLE, error.strerror or str(error))
+        return (*head, None, None, None, *_why_unreadable(error))
     digest = (total % (1 << 128)).to_bytes(16, "big")
     return (*head, found.records, found.header.last_contained_log_timestamp, digest, None, None)
 
 
 def _arrow(rows: Iterator[tuple[Any, ...]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    taken: list[tuple[Any, ...]] = []
-    for row in rows:
-        taken.append(row)
-        if len(taken) == _ROWS:
-            yield _record_batch(taken, schema)
-            taken = []
-    if taken:
-        yield _record_batch(taken, schema)
-
-
-def _record_batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
-    columns = zip(*rows, strict=True)
-    return pa.record_batch(
-        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema
-    )
+    while taken := list(islice(rows, _ROWS)):
+        columns = zip(zip(*taken, strict=True), schema, strict=True)
+        yield pa.record_batch([pa.array(column, field.type) for column, field in columns], schema)

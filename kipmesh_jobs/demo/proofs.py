@@ -1,10 +1,10 @@
-"""The proofs of the demo: each compares what came out with the CSV or with another replica, and is PASS or FAIL.
+"""Checks of the demo: output against the CSV, and replicas against each other.
 
-What the topic must hold is built from the CSV and not from what the producer says: a flight's partition follows from
-its carrier (Kafka's murmur2), its place there from the order of scheduled departure.
+The expected topic follows from the CSV, not from the producer: the carrier determines the partition (Kafka's murmur2),
+the scheduled departure the order in it.
 
-Replicas are compared by their files. A log is its segments in order. Where one replica rolled its segments does not
-matter: the batches up to the high watermark are hashed as one sequence of bytes.
+Replicas are compared by their files. Segment boundaries do not matter: the batches up to the high watermark are hashed
+as one sequence of bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _RETRY_SECONDS: Final = 0.2
 
 
 class PartitionFacts(NamedTuple):
-    """One partition at the end of the run; the digest is that of the log's bytes on every replica."""
+    """State of one partition at the end of the run. The digest covers the log's bytes of every replica."""
 
     partition: int
     records: int
@@ -45,32 +45,35 @@ class PartitionFacts(NamedTuple):
 
 
 class SequenceDigest:
-    """Records of one partition in their order: their number, their bytes and a SHA-256 over keys and values."""
+    """Number, size and SHA-256 of the keys and values of one partition's records, in order."""
 
     def __init__(self) -> None:
         self.records = self.payload_bytes = 0
         self._hash = hashlib.sha256()
 
     def add(self, key: bytes, value: bytes) -> None:
-        """Append a record. Lengths are not hashed: neither keys nor values contain a zero byte or a line feed."""
+        """Append a record. Keys and values contain no zero bytes or line feeds, so their lengths are not hashed."""
         self._hash.update(b"%b\0%b\n" % (key, value))
         self.records += 1
         self.payload_bytes += len(key) + len(value)
 
     def digest(self) -> tuple[int, str]:
-        """The number of records, and the digest so far."""
+        """Return the number of records and their digest."""
         return self.records, self._hash.hexdigest()
 
 
 def expecting(flights: Iterable[Flight], expected: Sequence[SequenceDigest]) -> Iterator[Flight]:
-    """The same flights, each added to what its partition must hold."""
+    """Yield the flights, adding each to the expected digest of its partition."""
     for flight in flights:
         expected[partition_of_key(flight.key, len(expected))].add(*flight)
         yield flight
 
 
 def read_topic(bootstrap: str, topic: str, partitions: int) -> list[SequenceDigest]:
-    """What is in the topic now, partition by partition, as a consumer reads it."""
+    """Read the whole topic with a consumer; return a digest per partition.
+
+    Raises JobError after 30 s without records, KafkaError.
+    """
     found = [SequenceDigest() for _ in range(partitions)]
     wanted = [(topic, partition) for partition in range(partitions)]
     with Consumer(bootstrap, auto_offset_reset="earliest", max_partition_fetch_bytes=4 << 20) as consumer:
@@ -91,9 +94,9 @@ def read_topic(bootstrap: str, topic: str, partitions: int) -> list[SequenceDige
 
 
 def check_topic(found: Sequence[SequenceDigest], expected: Sequence[SequenceDigest]) -> list[Check]:
-    """Counts and, partition by partition, order and content of the topic against the CSV."""
+    """Check counts, order and content of each partition against the CSV."""
     read, wanted = sum(one.records for one in found), sum(one.records for one in expected)
-    counts = Check("The topic holds every flight once", read == wanted, f"{read:,} of {wanted:,} records")
+    counts = Check("The topic has every flight once", read == wanted, f"{read:,} of {wanted:,} records")
     wrong = [
         partition
         for partition, (one, other) in enumerate(zip(found, expected, strict=True))
@@ -106,7 +109,7 @@ def check_topic(found: Sequence[SequenceDigest], expected: Sequence[SequenceDige
 
 
 def check_totals(totals: Mapping[str, int], year: pd.DataFrame, scale: int) -> list[Check]:
-    """Counts and sums of the Parquet that the stream wrote, computed by Spark, against the CSV, summed by pandas."""
+    """Check counts and sums of the Parquet, computed by Spark, against the CSV, summed by pandas."""
     counts = {
         "flights": len(year) * scale,
         "distinct_flights": len(year) * scale,
@@ -121,12 +124,12 @@ def check_totals(totals: Mapping[str, int], year: pd.DataFrame, scale: int) -> l
 
 
 def _compare(title: str, totals: Mapping[str, int], wanted: Mapping[str, int]) -> Check:
-    wrong = [f"{name} is {totals[name]} and not {value}" for name, value in wanted.items() if totals[name] != value]
+    wrong = [f"{name} must be {value}, got {totals[name]}" for name, value in wanted.items() if totals[name] != value]
     return Check(title, not wrong, "; ".join(wrong or [f"{name} {value:,}" for name, value in wanted.items()]))
 
 
 def check_replicas(partitions: Sequence[PartitionFacts], replication_factor: int) -> Check:
-    """The replicas against each other, byte for byte up to the high watermark."""
+    """Check that the replicas are identical up to the high watermark."""
     size = sum(partition.size_bytes for partition in partitions)
     wrong = [str(p.partition) for p in partitions if not p.identical or len(p.replicas) != replication_factor]
     detail = f"{replication_factor} x {size / 1e6:.1f} MB in {len(partitions)} partitions, CRCs checked"
@@ -136,7 +139,7 @@ def check_replicas(partitions: Sequence[PartitionFacts], replication_factor: int
 
 
 class ReplicaDigest(NamedTuple):
-    """A replica's batches below an offset."""
+    """Digest of a replica's batches below an offset."""
 
     next_offset: int
     records: int
@@ -144,11 +147,14 @@ class ReplicaDigest(NamedTuple):
     sha256: str
 
 
-def digest_replica(folder: Path, high_watermark: int) -> ReplicaDigest:
-    """Read the segments in `folder` up to `high_watermark`; a batch that is not whole yet ends the reading."""
+def digest_replica(log_dir: Path, high_watermark: int) -> ReplicaDigest:
+    """Digest the segments of a log directory up to `high_watermark`, or up to an incomplete batch.
+
+    Raises CorruptRecordError, OSError.
+    """
     digest = hashlib.sha256()
     next_offset = records = size_bytes = 0
-    for segment in sorted(folder.glob("*.log")):
+    for segment in sorted(log_dir.glob("*.log")):
         data = segment.read_bytes()
         end = 0
         for position, header in record_batch.iterate(data, allow_partial=True):
@@ -162,25 +168,28 @@ def digest_replica(folder: Path, high_watermark: int) -> ReplicaDigest:
     return ReplicaDigest(next_offset, records, size_bytes, digest.hexdigest())
 
 
-def folders_of_replicas(folders: Mapping[str, Path], count: int, timeout_seconds: float) -> dict[str, Path]:
-    """Those that are there, when so many are or the time is over: a broker that was away makes its own later."""
+def existing_log_dirs(log_dirs: Mapping[str, Path], count: int, timeout_seconds: float) -> dict[str, Path]:
+    """Return the existing log directories by broker. Waits up to `timeout_seconds` for `count` of them.
+
+    A restarted broker creates its directory late.
+    """
     deadline = time.monotonic() + timeout_seconds
     while True:
-        there = {name: folder for name, folder in folders.items() if folder.is_dir()}
-        if len(there) >= count or time.monotonic() > deadline:
-            return there
+        existing = {name: log_dir for name, log_dir in log_dirs.items() if log_dir.is_dir()}
+        if len(existing) >= count or time.monotonic() > deadline:
+            return existing
         time.sleep(_RETRY_SECONDS)
 
 
-def digest_until_equal(folders: Sequence[Path], high_watermark: int, timeout_seconds: float) -> list[ReplicaDigest]:
-    """The digest of each replica, read again until all are equal and complete, or for `timeout_seconds`.
+def digest_until_equal(log_dirs: Sequence[Path], high_watermark: int, timeout_seconds: float) -> list[ReplicaDigest]:
+    """Return the digest of each replica, once all are equal and complete or after `timeout_seconds`.
 
-    A follower that was away catches up meanwhile, which is what the waiting is for.
+    Followers that were restarted catch up meanwhile. Raises CorruptRecordError, OSError at the timeout.
     """
     deadline = time.monotonic() + timeout_seconds
     while True:
         try:
-            digests = [digest_replica(folder, high_watermark) for folder in folders]
+            digests = [digest_replica(log_dir, high_watermark) for log_dir in log_dirs]
         except (CorruptRecordError, OSError):
             if time.monotonic() > deadline:
                 raise

@@ -1,7 +1,7 @@
 """The job of the demo: its steps in order.
 
-A node that ends while the demo runs does not stop it: what was acknowledged is on the others. Before the replicas are
-compared, a node that is gone is started again and catches up.
+A node that ends during the demo does not stop it, because other replicas have the acknowledged records. The demo
+restarts such a node before it compares the replicas.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _AIRPORTS: Final = {"EWR": "Newark", "JFK": "Kennedy", "LGA": "LaGuardia"}
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a run is asked to do; `limit` takes only the first flights of a year."""
+    """Options of the demo; see its help."""
 
     scale: int = 1
     limit: int | None = None
@@ -54,18 +54,18 @@ class Options:
 
 
 def run(run: JobRun, options: Options) -> Outcome:
-    """Start a mesh, produce, stream, prove, and stop it."""
+    """Start a cluster, produce, stream, check, and stop the cluster."""
     begin = time.monotonic()
-    source = dataset.find_folder()
+    source = dataset.find_directory()
     ensure_java(run.screen.line)
     folder = run.folder.root / "cluster"
-    left = feed.clear_mesh(folder)
+    left = feed.remove_cluster(folder)
     if left:
         run.screen.line(f"  stopped {left} processes of an earlier run")
     with ExitStack() as stack:
         with run.step("Start the mesh and Spark"):
             started = stack.enter_context(_starting(run))
-            cluster = stack.enter_context(feed.own_mesh(folder, Counts(1, 1, 2, 1), keep=options.keep))
+            cluster = stack.enter_context(feed.local_cluster(folder, Counts(1, 1, 2, 1), keep=options.keep))
             year = dataset.load_flights(source, limit=options.limit)
             started()
         facts, tables = _run(run, options, cluster, year, source, begin)
@@ -74,11 +74,14 @@ def run(run: JobRun, options: Options) -> Outcome:
 
 @contextmanager
 def _starting(run: JobRun) -> Iterator[Callable[[], SparkSession]]:
-    """Start Spark beside what follows. A JVM on its way cannot be called back, so it is waited for in any case."""
+    """Start Spark concurrently with the block.
+
+    The end of the block waits for the start, because a starting JVM cannot be cancelled.
+    """
 
     def start() -> SparkSession:
         spark = run.start_spark()
-        # Spark looks for Python sources at their first use, in processes of their own: let that happen by the way.
+        # The first use of a Python source starts processes to discover sources, which is done here in advance.
         spark.read.format("kipmesh").option("kafka.bootstrap.servers", "localhost:1").option("subscribe", TOPIC).load()
         return spark
 
@@ -93,7 +96,7 @@ def _starting(run: JobRun) -> Iterator[Callable[[], SparkSession]]:
 def _run(
     run: JobRun, options: Options, cluster: ProcessCluster, year: pd.DataFrame, source: Path, begin: float
 ) -> tuple[dict[str, Any], Tables]:
-    """What is known about the run, and its tables. Rates are a second, bytes of keys and values."""
+    """Run all steps; return the facts and tables of the run. Rates are per second, bytes those of keys and values."""
     spark, bootstrap = run.spark, cluster.state().bootstrap
     total = len(year) * options.scale
     flights = (one for shift in range(options.scale) for one in dataset.encode(dataset.shift_years(year, shift)))
@@ -109,7 +112,7 @@ def _run(
         read_rate, read_records = _read_rate(spark, bootstrap)
     with run.step("Prove it"):
         checks, partitions = _prove(run, cluster, expected, year, options.scale)
-        url, lines = _ask_service(cluster)
+        url, lines = _read_from_service(cluster)
     read, service = f"{read_records:,} of {total:,} records", f"{len(lines)} NDJSON lines"
     checks += [
         Check("A Spark batch read sees the same records", read_records == total, read),
@@ -160,7 +163,7 @@ def _stream(
 
 
 def _read_rate(spark: SparkSession, bootstrap: str) -> tuple[float, int]:
-    """Records a second of a batch read of the whole topic, the second of two, and the records that it saw."""
+    """Return the records per second of a warm batch read of the whole topic, and their number."""
     begin, count = 0.0, 0
     for _ in range(2):
         begin = time.monotonic()
@@ -175,7 +178,7 @@ def _prove(
 ) -> tuple[list[Check], tuple[proofs.PartitionFacts, ...]]:
     for status in cluster.status():
         if status.state == "stopped":
-            run.screen.line(f"  {status.node.name} is gone; starting it again")
+            run.screen.line(f"  {status.node.name} has ended; restarting it")
             cluster.start(status.node.name)
     found = proofs.read_topic(cluster.state().bootstrap, TOPIC, feed.PARTITIONS)
     checks = proofs.check_topic(found, expected)
@@ -188,27 +191,27 @@ def _compare_replicas(nodes: Sequence[NodeInfo], ends: Sequence[int]) -> tuple[p
     brokers = [node for node in nodes if node.role in (Role.LEADER, Role.FOLLOWER)]
     facts = []
     for partition, high_watermark in enumerate(ends):
-        folders = {node.name: Path(node.dir) / "data" / f"{TOPIC}-{partition}" for node in brokers}
-        there = proofs.folders_of_replicas(folders, feed.REPLICATION_FACTOR, _CATCH_UP_SECONDS)
-        digests = proofs.digest_until_equal(list(there.values()), high_watermark, _CATCH_UP_SECONDS)
+        log_dirs = {node.name: Path(node.dir) / "data" / f"{TOPIC}-{partition}" for node in brokers}
+        existing = proofs.existing_log_dirs(log_dirs, feed.REPLICATION_FACTOR, _CATCH_UP_SECONDS)
+        digests = proofs.digest_until_equal(list(existing.values()), high_watermark, _CATCH_UP_SECONDS)
         one = digests[0]
         identical = len(set(digests)) == 1 and one.next_offset == high_watermark
         place = (partition, one.records, one.size_bytes, high_watermark)
-        facts.append(proofs.PartitionFacts(*place, tuple(there), identical, one.sha256))
+        facts.append(proofs.PartitionFacts(*place, tuple(existing), identical, one.sha256))
     return tuple(facts)
 
 
-def _ask_service(cluster: ProcessCluster) -> tuple[str, list[str]]:
-    """Three records from the consumer service, over HTTP."""
+def _read_from_service(cluster: ProcessCluster) -> tuple[str, list[str]]:
+    """Read three records from the consumer service over HTTP; return the request and its lines."""
     node = next(node for node in cluster.state().nodes if node.role is Role.CONSUMER)
     url = f"http://{node.http}/v1/topics/{TOPIC}/records?limit={_SAMPLE}"
-    with urllib.request.urlopen(url, timeout=_HTTP_SECONDS) as answer:
-        lines = answer.read().decode().splitlines()
+    with urllib.request.urlopen(url, timeout=_HTTP_SECONDS) as response:
+        lines = response.read().decode().splitlines()
     return f"GET {url}", [line for line in lines if line]
 
 
 def _outcome(facts: dict[str, Any], tables: Tables, stages: Sequence[Stage], options: Options, folder: Path) -> Outcome:
-    up = "is running" if options.keep else "comes back with: kipmesh local up"
+    state = "is running" if options.keep else "can be restarted with: kipmesh local up"
     sample = facts.pop("sample_lines")
     lines = (
         facts["sample_url"],
@@ -216,14 +219,14 @@ def _outcome(facts: dict[str, Any], tables: Tables, stages: Sequence[Stage], opt
         f"{facts['records']:,} flights in {facts['total_seconds']:.1f} s: produced"
         f" {facts['produce_records_per_second']:,.0f}/s ({facts['produce_mb_per_second']:.1f} MB/s, acks=all),"
         f" streamed {facts['stream_records_per_second']:,.0f}/s, Spark read {facts['read_records_per_second']:,.0f}/s",
-        f"{folder}  (the mesh {up} --dir {folder})",
+        f"{folder}  (the cluster {state} --dir {folder})",
     )
     checks = tuple(Check(**one) for one in facts["checks"])
     return Outcome(facts, make_page(tables, facts, stages, sample), lines, checks, facts["passed"])
 
 
 def make_page(tables: Tables, facts: Mapping[str, Any], stages: Sequence[Stage], sample: Sequence[str]) -> Page:
-    """The page. `tables` are those of `results.write_tables`."""
+    """Return the page. `tables` are those of `results.write_tables`."""
     days, origins = tables["daily_all"], tables["origins"]
     departures = sum(row["departures"] for row in origins)
     delay = sum((row["mean_delay"] or 0) * row["departures"] for row in origins)
@@ -268,7 +271,7 @@ def _minutes(value: float) -> str:
 
 
 def _bands(daily: Sequence[Row], days: Sequence[Row], radius: int) -> dict[str, dict[str, list[float]]]:
-    """By airport, means over the days around each day; days without flights count for nothing."""
+    """Return moving averages of the quantiles by airport. Days without flights are ignored."""
     dates = [row["date"] for row in days]
     return {
         f"{origin} {_AIRPORTS.get(str(origin), '')}": rows.set_index("date")[["p50", "p75", "p90"]]
@@ -282,7 +285,7 @@ def _bands(daily: Sequence[Row], days: Sequence[Row], radius: int) -> dict[str, 
 
 
 def _weather(rows: Sequence[Row], column: str, width: int = 0, top: int = 0) -> list[tuple[str, float, str]]:
-    """A bar for the 90th percentile of each bin, beside the share of flights that were cancelled."""
+    """Return a bar for each bin's 90th percentile, labelled with the share of cancelled flights."""
     bars = []
     for row in rows:
         low = row[column]

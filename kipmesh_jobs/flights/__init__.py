@@ -1,6 +1,6 @@
-"""The main job: a year of flights out of New York, streamed from a topic, joined with the weather, and reported.
+"""The main job: a year of flights from New York, streamed from a topic, joined with the weather and reported.
 
-`dataset` is the real input, `streams` the structured streams, `results` the tables that people read and the proofs,
-`job` the command and its page. The topic holds one JSON object a flight, keyed by carrier, with the column names of the
-CSV.
+`dataset` loads the input, `feed` writes it to a topic, `values` parses the topic, `streams` runs the streaming queries,
+`results` computes tables and checks, `job` is the command and its page. The topic has one JSON object per flight, keyed
+by carrier, with the CSV's columns.
 """

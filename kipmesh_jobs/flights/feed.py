@@ -1,8 +1,7 @@
-"""A mesh of the job's own and the flights in it, when no running one is named.
+"""A local cluster for the job, and the flights in it, if no running cluster is named.
 
-The mesh is made of processes, as by ``kipmesh local``. So that there is something to see, some flights are
-held back, as if their reports came weeks late, and some values are put in that are no flights; both are counted here,
-and the job has to find them.
+The cluster runs as processes, like `kipmesh local`. Some flights are delayed by weeks and some invalid values are
+added, so that the job has late data and dead letters to find. Their exact numbers are known.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -28,12 +27,12 @@ from kipmesh_jobs.frame import JobError
 
 HELD_BACK_DAYS_MAX: Final = 60
 HELD_BACK_SHARE: Final = 0.25
-"""Of the time that the flights are of, at most."""
+"""Maximum delay, as a share of the time span of all flights."""
 PARTITIONS: Final = 6
 REPLICATION_FACTOR: Final = 3
 COUNTS: Final = Counts(1, 1, 2, 0)
 NEVER_DELETED: Final = {"retention.ms": "-1"}
-"""The flights are of 2013: by the usual retention they would be deleted while they are read."""
+"""The default retention would delete flights of 2013 while they are read."""
 _WINDOW: Final = 5_000
 BROKEN: Final[Sequence[bytes | None]] = (
     b"not json",
@@ -43,45 +42,52 @@ BROKEN: Final[Sequence[bytes | None]] = (
     b'{"carrier":"AA","flight":1,"origin":"JFK","dest":"LAX","time_hour":"2013-05-05T10:00:00Z","minute":5,"dep_delay":"late"}',
     None,
 )
-"""Values that are no flights, each for another reason."""
+"""Values that are not flights, each for a different reason."""
 
 
 @contextmanager
-def own_mesh(folder: Path, counts: Counts, *, keep: bool = False) -> Iterator[ProcessCluster]:
-    """A mesh of processes in an empty `folder`, stopped at the end; with `keep` only if the block raises."""
-    cluster = ProcessCluster(folder, owned=not keep)
-    is_kept = False
-    try:
+def local_cluster(directory: Path, counts: Counts, *, keep: bool = False) -> Iterator[ProcessCluster]:
+    """Run a cluster of processes in an empty directory. Raises ClusterError.
+
+    The cluster is stopped at the end, with `keep` only if the block raises.
+    """
+    cluster = ProcessCluster(directory, owned=not keep)
+    with closing(cluster), ExitStack() as stack:
+        stack.callback(_stop, cluster)
         cluster.up(counts, {})
         yield cluster
-        is_kept = keep
-    finally:
-        if is_kept:
+        if keep:
+            stack.pop_all()
             cluster.detach()
-        else:
-            with suppress(ClusterError):
-                cluster.down()
-        cluster.close()
 
 
-def clear_mesh(folder: Path) -> int:
-    """Stop the mesh that an earlier run left in `folder` and remove its files; how many of its processes still ran."""
+def _stop(cluster: ProcessCluster) -> None:
+    with suppress(ClusterError):
+        cluster.down()
+
+
+def remove_cluster(directory: Path) -> int:
+    """Stop the cluster that an earlier run left in a directory, and delete its files. Returns the number of stopped
+    processes.
+
+    Raises JobError if the cluster does not stop.
+    """
     running = 0
-    if (folder / "cluster.json").exists():
-        cluster = ProcessCluster(folder)
+    if (directory / "cluster.json").exists():
+        cluster = ProcessCluster(directory)
         try:
             running = sum(status.state != "stopped" for status in cluster.status())
             cluster.down()
         except ClusterError as error:
-            # Without a readable cluster.json nobody knows of processes; their folder is removed under them.
-            if (folder / "cluster.json").exists() and "cannot be read" not in str(error):
-                raise JobError(f"the cluster of an earlier run does not stop: {error}") from None
-    shutil.rmtree(folder, ignore_errors=True)
+            # Without a readable cluster.json its processes are unknown, and the directory is deleted anyway.
+            if (directory / "cluster.json").exists() and "cannot be read" not in str(error):
+                raise JobError(f"the cluster of an earlier run did not stop: {error}") from None
+    shutil.rmtree(directory, ignore_errors=True)
     return running
 
 
 def hold_back(flights: pd.DataFrame, count: int) -> pd.DataFrame:
-    """The same flights, scheduled as before, `count` of them (evenly chosen) weeks later in the order."""
+    """Move `count` flights, evenly spread, weeks later in the order, with unchanged schedules."""
     scheduled = pd.to_datetime(flights["time_hour"]) + pd.to_timedelta(flights["minute"], unit="min")
     if count <= 0 or flights.empty:
         return flights
@@ -94,7 +100,7 @@ def hold_back(flights: pd.DataFrame, count: int) -> pd.DataFrame:
 
 
 def with_broken(flights: Iterable[Flight], total: int, count: int) -> Iterator[tuple[bytes, bytes | None]]:
-    """Keys and values, with `count` values among them that are none, evenly spread."""
+    """Yield keys and values, with `count` invalid values evenly spread among them."""
     every = max(1, total // count) if count else 0
     put = 0
     for number, flight in enumerate(flights):
@@ -112,9 +118,10 @@ def produce(
     client: Mapping[str, str],
     config: Mapping[str, str] = NEVER_DELETED,
 ) -> int:
-    """Make the topic and write the records, each acknowledged by all replicas; how many. KafkaError if one fails.
+    """Create the topic and write all records with acks=all; return their number. Raises KafkaError if one fails.
 
-    `client`: further configuration of its clients.
+    Args: report: called with the number of records sent so far; client: client configuration besides the addresses;
+    config: topic configuration.
     """
     with AdminClient(bootstrap, **client) as admin:
         admin.create_topics([NewTopic(topic, PARTITIONS, REPLICATION_FACTOR, config)])
@@ -134,13 +141,13 @@ def produce(
 
 
 def encoded(year: pd.DataFrame, late: int, broken: int, *, scale: int = 1) -> Iterator[tuple[bytes, bytes | None]]:
-    """The records of all years, held back and broken once a year."""
+    """Yield the records of all years, with `late` delayed flights and `broken` invalid values per year."""
     for shift in range(scale):
         yield from with_broken(encode(hold_back(shift_years(year, shift), late)), len(year), broken)
 
 
 def expected(year: pd.DataFrame, broken: int, scale: int) -> Expected:
-    """What the job has to find of that."""
+    """Return the counts that the job must find."""
     none = min(broken, len(year))
     return Expected(
         scale * len(year),

@@ -1,4 +1,4 @@
-"""What ``kipmesh job flights`` takes and does, and its page."""
+"""The command `kipmesh job flights`, and its page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kipmesh_jobs.frame import Job, JobError, JobRun, Outcome, told_in_one_line
+from kipmesh_jobs.frame import Job, JobError, JobRun, Outcome, spark_errors_as_job_errors
 from kipmesh_jobs.report import Check, Page, Row, Tables
 
 if TYPE_CHECKING:
@@ -26,73 +26,69 @@ _UNIT_MS: Final = {"second": 1000, "minute": 60_000, "hour": 3_600_000, "day": 8
 
 
 def interval_ms(text: str, option: str) -> int:
-    """Milliseconds of `2 hours`; typer.BadParameter."""
+    """Return an interval such as `2 hours` in ms. Raises typer.BadParameter that names the option."""
     found = _INTERVAL.fullmatch(text.strip())
     if found is None:
         raise typer.BadParameter(
-            f"{text!r} is not a number of seconds, minutes, hours or days, as '2 hours'", param_hint=option
+            f"must be a number of seconds, minutes, hours or days, such as '2 hours', got {text!r}", param_hint=option
         )
     return int(found[1]) * _UNIT_MS[found[2]]
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Where the flights are, and how they are streamed."""
+    """Source of the flights, and settings of the stream."""
 
     bootstrap: Annotated[
         str | None,
         typer.Option(
-            "--bootstrap", help="A running mesh with the topic. Left out: one of its own, filled and removed."
+            "--bootstrap", help="A running cluster with the topic. Default: a temporary cluster, which is filled."
         ),
     ] = None
-    topic: Annotated[str, typer.Option("--topic", help="Of JSON objects, a flight each.")] = "flights"
-    fill: Annotated[bool, typer.Option("--fill", help="Make the topic in the mesh of --bootstrap, and fill it.")] = (
+    topic: Annotated[str, typer.Option("--topic", help="Topic of flights as JSON objects.")] = "flights"
+    fill: Annotated[bool, typer.Option("--fill", help="Create and fill the topic in the cluster of --bootstrap.")] = (
         False
     )
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first flights of a year.")] = None
-    scale: Annotated[int, typer.Option("--scale", min=1, max=100, help="Years, each the same.")] = 1
-    late: Annotated[int, typer.Option("--late", min=0, help="Flights a year that its own mesh gets weeks late.")] = 500
-    broken: Annotated[
-        int, typer.Option("--broken", min=0, help="Values a year in its own mesh that are no flights.")
-    ] = 60
-    window: Annotated[str, typer.Option("--window", help="Of delays, by scheduled departure.")] = "1 hour"
-    watermark: Annotated[str, typer.Option("--watermark", help="How much later than the latest a flight may come.")] = (
+    scale: Annotated[int, typer.Option("--scale", min=1, max=100, help="Number of copies of the year.")] = 1
+    late: Annotated[int, typer.Option("--late", min=0, help="Number of late flights to write per year.")] = 500
+    broken: Annotated[int, typer.Option("--broken", min=0, help="Number of invalid values to write per year.")] = 60
+    window: Annotated[str, typer.Option("--window", help="Length of a window of scheduled departures.")] = "1 hour"
+    watermark: Annotated[str, typer.Option("--watermark", help="Maximum delay of a flight behind the latest one.")] = (
         "7 days"
     )
-    gap: Annotated[
-        str, typer.Option("--gap", help="Between departures of an aircraft; a longer one ends a rotation.")
-    ] = "12 hours"
+    gap: Annotated[str, typer.Option("--gap", help="Longest time between departures of a rotation.")] = "12 hours"
     max_offsets: Annotated[
-        int, typer.Option("--max-offsets-per-trigger", min=1, help="Records of a micro-batch (Spark 4.2).")
+        int, typer.Option("--max-offsets-per-trigger", min=1, help="Records per micro-batch (Spark 4.2).")
     ] = 40_000
 
     def __post_init__(self) -> None:
-        """Raise typer.BadParameter for what cannot be."""
+        """Raise typer.BadParameter for invalid combinations."""
         for name in ("window", "watermark", "gap"):
             interval_ms(getattr(self, name), f"--{name}")
         if not self.topic:
-            raise typer.BadParameter("is empty", param_hint="--topic")
+            raise typer.BadParameter("must not be empty", param_hint="--topic")
         if self.fill and self.bootstrap is None:
-            raise typer.BadParameter("is for the mesh of --bootstrap; a mesh of its own is filled", param_hint="--fill")
+            raise typer.BadParameter("needs --bootstrap; a temporary cluster is always filled", param_hint="--fill")
         if self.bootstrap is not None and self.limit is not None and not self.fill:
-            raise typer.BadParameter("is of what this job fills, and --bootstrap has its own", param_hint="--limit")
+            raise typer.BadParameter("needs --fill if --bootstrap is set", param_hint="--limit")
 
 
 def run(run: JobRun, options: Options) -> Outcome:
-    """Fill a mesh, if none is named; stream, prove, show."""
-    with _mesh(run, options) as (bootstrap, expected):
+    """Fill a cluster if none is named, run the streams and checks. Raises JobError, KafkaError, ClusterError."""
+    with _cluster(run, options) as (bootstrap, expected):
         return _run(run, options, bootstrap, expected)
 
 
 @contextmanager
-def _mesh(run: JobRun, options: Options) -> Iterator[tuple[str, Expected | None]]:
+def _cluster(run: JobRun, options: Options) -> Iterator[tuple[str, Expected | None]]:
     if options.bootstrap is not None and not options.fill:
         yield options.bootstrap, None
         return
     from kipmesh_jobs.flights import dataset, feed
 
-    source = dataset.find_folder()
-    _ = run.spark  # Its start forks: before the producer has threads.
+    source = dataset.find_directory()
+    _ = run.spark  # Starting Spark forks, so it must precede the producer's threads.
     year = dataset.load_flights(source, limit=options.limit)
     total = (len(year) + min(options.broken, len(year))) * options.scale
     records = feed.encoded(year, options.late, options.broken, scale=options.scale)
@@ -102,23 +98,23 @@ def _mesh(run: JobRun, options: Options) -> Iterator[tuple[str, Expected | None]
             feed.produce(options.bootstrap, options.topic, records, done, run.client)
         yield options.bootstrap, expected
         return
-    folder = run.folder.root / "cluster"
-    feed.clear_mesh(folder)
+    directory = run.folder.root / "cluster"
+    feed.remove_cluster(directory)
     try:
-        with feed.own_mesh(folder, feed.COUNTS) as cluster:
+        with feed.local_cluster(directory, feed.COUNTS) as cluster:
             bootstrap = cluster.state().bootstrap
-            with run.step("Fill a mesh of its own", total) as done:
+            with run.step("Fill a temporary cluster", total) as done:
                 feed.produce(bootstrap, options.topic, records, done, {})
             yield bootstrap, expected
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _run(run: JobRun, options: Options, bootstrap: str, expected: Expected | None) -> Outcome:
     from kipmesh_jobs.flights import dataset, results, streams, values
 
     spark = run.spark
-    client = {} if options.bootstrap is None else run.client  # a mesh of its own is in plaintext
+    client = {} if options.bootstrap is None else run.client  # the temporary cluster is plaintext
     begins, ends = streams.offsets(bootstrap, client, options.topic)
     records = sum(ends.values()) - sum(begins.values())
     if not records:
@@ -135,12 +131,12 @@ def _run(run: JobRun, options: Options, bootstrap: str, expected: Expected | Non
         window=options.window,
         gap=options.gap,
     )
-    references = values.load_references(spark, dataset.find_folder(), options.scale)
-    with told_in_one_line():
+    references = values.load_references(spark, dataset.find_directory(), options.scale)
+    with spark_errors_as_job_errors():
         with run.step("Flights and dead letters", records) as done:
             streams.run_flights(spark, settings, references, done)
         if not streams.read(spark, run.parquet, "flights").head(1):
-            raise JobError(f"topic {options.topic} has no flights: none of its {records:,} values is one")
+            raise JobError(f"topic {options.topic} has no flights among its {records:,} records")
         with run.step("Windows of delays", records) as done:
             streams.run_windows(spark, settings, done)
         with run.step("Rotations of aircraft", records) as done:
@@ -149,7 +145,7 @@ def _run(run: JobRun, options: Options, bootstrap: str, expected: Expected | Non
         _write_late(run, settings, options)
     with run.step("Tables"):
         tables = results.write_tables(spark, run.parquet) | results.write_stream_tables(spark, run.parquet)
-    with run.step("Prove it"):
+    with run.step("Check the results"):
         counts = results.counts(spark, run.parquet)
         differing = results.differing_windows(spark, run.parquet, interval_ms(options.window, "--window"))
         proofs = results.check(counts, records, differing, expected)
@@ -190,7 +186,7 @@ def _write_late(run: JobRun, settings: StreamSettings, options: Options) -> None
 def make_page(
     tables: Tables, counts: Mapping[str, int], proofs: Sequence[Check], shown: Samples, options: Options
 ) -> Page:
-    """The page."""
+    """Return the page of the job."""
     departures = sum(row["departures"] for row in tables["origins"])
     delay = sum((row["mean_delay"] or 0) * row["departures"] for row in tables["origins"])
     legs, daily = tables["legs"], tables["windows_daily"]
@@ -204,11 +200,11 @@ def make_page(
         "cancelled": _by_origin(daily, lambda row: row["cancelled"]),
         "by_hour": {
             label: _by_hour(tables["clock"], name)
-            for label, name in (("half", "p50"), ("three in four", "p75"), ("nine in ten", "p90"))
+            for label, name in (("median", "p50"), ("75th percentile", "p75"), ("90th percentile", "p90"))
         },
         "legs": {
             "mean delay": [(row["leg"], row["mean_delay"]) for row in legs],
-            "more than the leg before": [(row["leg"], row["gained"]) for row in legs],
+            "increase over the previous leg": [(row["leg"], row["gained"]) for row in legs],
         },
         "sizes": [(_size(row["departures"]), row["rotations"]) for row in tables["rotation_sizes"]],
         "wind": quantiles(tables["wind"], "wind_speed", "{}+ mph"),
@@ -232,7 +228,7 @@ def _by_origin(daily: Sequence[Row], value: Callable[[Row], float | None]) -> di
 
 
 def _by_hour(clock: Sequence[Row], name: str) -> list[tuple[int, float | None]]:
-    """The mean of a quantile over the weekdays, weighted by their departures."""
+    """Return the mean of a quantile over weekdays, weighted by departures."""
     known: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for row in clock:
         if row["hour"] is not None and row[name] is not None:
@@ -250,7 +246,7 @@ def _size(departures: int) -> str:
 
 
 def quantiles(rows: Sequence[Row], column: str, name: str) -> list[tuple[str, float, str]]:
-    """A bar for the delay within which nine in ten flights of a group leave; None is no group."""
+    """Return a bar for each group's 90th percentile of the delay, without groups of None."""
     return [
         (name.format(row[column]), row["p90"], f"{name.format(row[column])}: {row['flights']:,} flights")
         for row in rows
@@ -263,9 +259,9 @@ JOB: Final = Job(
     summary="A year of flights: delays by window, late data, rotations, weather.",
     text=(
         "Stream flights from a topic into windows of delays and rotations of aircraft, joined with weather, airlines,"
-        " aircraft and airports. Flights that come after the watermark and values that are no flights are counted and"
-        " named, one by one. The results are proven against plain sums. Without --bootstrap it starts a mesh, fills it"
-        " with the flights that left New York in 2013, and removes it at the end."
+        " aircraft and airports. Lists every late flight and every invalid value, and checks the results against"
+        " batch sums. Without --bootstrap it starts a temporary cluster, fills it with the flights that left New York"
+        " in 2013, and removes it at the end."
     ),
     examples="""
     kipmesh job flights

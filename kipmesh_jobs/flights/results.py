@@ -1,15 +1,12 @@
-"""The tables of the flights job, which flights were late, and the proofs.
+"""Tables of the flights job, late flights, and checks.
 
-Tables are computed after the stream from the enriched Parquet, small, exact, one Parquet file each: exact quantiles
-want all values of a group, which as streaming state would be the data set itself kept a second time. Delays are of
-departures, in minutes; a cancelled flight has none and counts in `cancelled`. `date` and `hour` are local to New York
-and by schedule. Quantiles are exact (`percentile`), not sketches.
+Tables are computed from the Parquet after the stream, with exact quantiles (`percentile`), one Parquet file each.
+Delays are of departures in minutes; a cancelled flight has none and counts in `cancelled`. `date` and `hour` are
+scheduled, local to New York.
 
-Late records are named one by one, from the checkpoint. Spark drops a late row within its aggregation and keeps a number
-only. But the checkpoint says, in plain text, where each micro-batch ended in each partition and which watermark it had,
-and a row is late by these alone: it is dropped in batch n when the end of its window (or of its own session) is not
-after the watermark of batch n - 1. (Spark drops by the watermark of the batch before, so that several aggregations of a
-query agree on what is late.)
+Spark drops late rows and reports only their number. The checkpoint identifies them: it has the end offsets and the
+watermark of each micro-batch. A row is dropped in batch n if its window, or its own session, ends no later than the
+watermark of batch n - 1. (Spark uses the previous batch's watermark so that all aggregations of a query agree.)
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow.parquet as parquet_file
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 (the name that everybody uses)
+from pyspark.sql import functions as F  # noqa: N812 (PySpark's usual alias)
 
 from kipmesh_jobs.flights.streams import ON_TIME_MINUTES, read
 from kipmesh_jobs.report import Check, Row
@@ -31,11 +28,11 @@ from kipmesh_jobs.report import Check, Row
 QUANTILES: Final = (0.1, 0.5, 0.75, 0.9, 0.99)
 SUMMED: Final = ("dep_delay", "arr_delay", "distance")
 LEGS_MAX: Final = 20
-"""Legs of a rotation that are told apart."""
+"""Later legs of a rotation are grouped together."""
 SAMPLES: Final = 40
-"""Rows of the tables that name single records; all are in the Parquet."""
+"""Number of rows in tables of single records. The Parquet has all."""
 _CONCURRENT_TABLES: Final = 2
-"""Planning and compiling a query runs on one core; two at a time use both."""
+"""Planning and compiling a query uses one core, so two run concurrently."""
 _COLUMNS: Final = (
     *("origin", "dest", "dest_name", "carrier", "airline", "date", "hour", "wind_speed", "visib", "precip"),
     *("plane_year", "dep_delay", "cancelled", "distance"),
@@ -44,7 +41,7 @@ _SPANS: Final = "partition INT, span_begin BIGINT, span_end BIGINT, stream_batch
 
 
 class BatchEnd(NamedTuple):
-    """A micro-batch: its watermark, 0 without one, and the offsets after its last records by partition."""
+    """A micro-batch: watermark in ms (0 for none), and end offsets by partition."""
 
     number: int
     watermark_ms: int
@@ -52,7 +49,7 @@ class BatchEnd(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Offsets that one micro-batch read of a partition, and the watermark that rows were late by."""
+    """Offsets of a partition that one micro-batch read, and the watermark that applied."""
 
     partition: int
     begin: int
@@ -62,21 +59,23 @@ class Span(NamedTuple):
 
 
 def read_batches(checkpoint: Path, topic: str) -> list[BatchEnd]:
-    """The micro-batches in order. Raises ValueError for what is no checkpoint of a query of this topic."""
+    """Return the micro-batches of a checkpoint in order. Raises ValueError if it is not a checkpoint of this topic's
+    query.
+    """
     batches = []
     for path in sorted((checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name)):
         version, *lines = path.read_text().splitlines()
         if version != "v1" or not lines:
             raise ValueError(f"{path}: not an offset log of version 1")
-        told = [json.loads(line) for line in lines if line.startswith("{")]
-        ends: dict[str, int] = next((one[topic] for one in told[1:] if isinstance(one.get(topic), dict)), {})
-        watermark_ms = int(told[0].get("batchWatermarkMs", 0))
+        metadata, *sources = [json.loads(line) for line in lines if line.startswith("{")]
+        ends: dict[str, int] = next((one[topic] for one in sources if isinstance(one.get(topic), dict)), {})
+        watermark_ms = int(metadata.get("batchWatermarkMs", 0))
         batches.append(BatchEnd(int(path.name), watermark_ms, {int(part): int(end) for part, end in ends.items()}))
     return batches
 
 
 def spans(batches: Sequence[BatchEnd]) -> list[Span]:
-    """The offsets of each batch that had any, with the watermark of the batch before."""
+    """Return the non-empty offset ranges of each batch, with the watermark of the batch before."""
     found: list[Span] = []
     reached: dict[int, int] = {}
     watermark_ms = 0
@@ -91,7 +90,7 @@ def spans(batches: Sequence[BatchEnd]) -> list[Span]:
 
 
 class Expected(NamedTuple):
-    """What was put into the topic, when this job did that."""
+    """Counts of the values that this job wrote to the topic."""
 
     flights: int
     cancelled: int
@@ -100,22 +99,24 @@ class Expected(NamedTuple):
 
 
 def window_end_ms(window_ms: int) -> Column:
-    """The end of the window that a flight is in: windows begin at whole multiples since 1970."""
+    """Return the end of a flight's window in ms. Windows are aligned to the epoch."""
     at = F.unix_millis("event_time")
     return at - at % window_ms + window_ms
 
 
 def session_end_ms(gap_ms: int) -> Column:
-    """The end of the session that a flight alone would be."""
+    """Return the end of the session of a flight alone, in ms."""
     return F.unix_millis("event_time") + gap_ms
 
 
 def late(flights: DataFrame, spans: Sequence[Span], end_ms: Column, stream: str) -> DataFrame:
-    """The flights that a stream left out: their place, by which watermark, and how late that made them."""
+    """Return the flights that a stream dropped: position, watermark, and lateness in ms."""
     spark = flights.sparkSession
-    told = spark.createDataFrame([tuple(span) for span in spans], _SPANS)
+    batch_spans = spark.createDataFrame([tuple(span) for span in spans], _SPANS)
     at = F.col("offset")
-    joined = flights.join(F.broadcast(told), "partition").where((at >= F.col("span_begin")) & (at < F.col("span_end")))
+    joined = flights.join(F.broadcast(batch_spans), "partition").where(
+        (at >= F.col("span_begin")) & (at < F.col("span_end"))
+    )
     return joined.where((F.col("watermark_ms") > 0) & (end_ms <= F.col("watermark_ms"))).select(
         F.lit(stream).alias("stream"),
         *("topic", "partition", "offset", "carrier", "flight", "tailnum", "origin", "event_time"),
@@ -126,7 +127,7 @@ def late(flights: DataFrame, spans: Sequence[Span], end_ms: Column, stream: str)
 
 
 def write_tables(spark: SparkSession, parquet: Path) -> dict[str, list[dict[str, Any]]]:
-    """Compute the tables that need flights alone, write each to `parquet`/<name>, and return their rows by the keys."""
+    """Write the tables that need flights only to `parquet`/NAME; return their rows, sorted by keys."""
     flights = read(spark, parquet, "flights").select(*_COLUMNS).cache()
     age = binned(F.year("date") - F.col("plane_year"), 5, 30)
     keys: dict[str, tuple[str | Column, ...]] = {
@@ -147,7 +148,7 @@ def write_tables(spark: SparkSession, parquet: Path) -> dict[str, list[dict[str,
 
 
 def write_stream_tables(spark: SparkSession, parquet: Path) -> dict[str, list[dict[str, Any]]]:
-    """The same of the tables that need windows and rotations."""
+    """Write the tables that need windows and rotations; return their rows, sorted by keys."""
     rotations = read(spark, parquet, "rotations")
     sizes = rotations.groupBy(F.least("departures", F.lit(LEGS_MAX)).alias("departures")).agg(
         F.count("*").alias("rotations"), F.countDistinct("tailnum").alias("aircraft")
@@ -157,12 +158,12 @@ def write_stream_tables(spark: SparkSession, parquet: Path) -> dict[str, list[di
 
 
 def _write(parquet: Path, tables: Mapping[str, tuple[DataFrame, int]]) -> dict[str, list[dict[str, Any]]]:
-    """Write each table, a frame and how many of its first columns are keys."""
+    """Write tables, each a frame and the number of its leading key columns."""
     rows: dict[str, list[dict[str, Any]]] = {}
     with ThreadPoolExecutor(_CONCURRENT_TABLES) as pool:
         arrow = dict(zip(tables, pool.map(lambda table: table[0].toArrow(), tables.values()), strict=True))
     for name, collected in arrow.items():
-        # Sorted here: a sort in Spark samples its input first, which computes a small table twice.
+        # Sorted here, because a sort in Spark computes its input twice.
         ordered = collected.sort_by([(key, "ascending") for key in collected.column_names[: tables[name][1]]])
         rows[name] = ordered.to_pylist()
         (parquet / name).mkdir()
@@ -171,10 +172,10 @@ def _write(parquet: Path, tables: Mapping[str, tuple[DataFrame, int]]) -> dict[s
 
 
 def by_group(flights: DataFrame, *keys: str | Column) -> DataFrame:
-    """Counts and delay quantiles of each group, in no order.
+    """Return counts and delay quantiles of each group, unordered.
 
-    In two levels: flights with the same delay are counted first, by generated code, and the quantiles are then those
-    of delays with frequencies, which costs half of what quantiles of all flights do.
+    Flights with equal delays are counted first. Quantiles of delays with frequencies cost half as much as quantiles of
+    all flights.
     """
     delay = F.col("dep_delay")
     cells = flights.groupBy(*keys, delay).agg(
@@ -196,7 +197,7 @@ def by_group(flights: DataFrame, *keys: str | Column) -> DataFrame:
 
 
 def binned(value: Column, width: int, top: int) -> Column:
-    """The lower edge of the bin that a value lies in; from `top` up all are one bin; null (`least` skips it) stays."""
+    """Return the lower edge of a value's bin. Values of `top` and more share a bin, null stays null."""
     return F.when(value.isNotNull(), F.least(F.floor(value / width) * width, F.lit(top)).cast("int"))
 
 
@@ -206,7 +207,7 @@ def _rain() -> Column:
 
 
 def legs(rotations: DataFrame) -> DataFrame:
-    """Delays by the place of a flight in its rotation, from 1; `gained`: more than the delay of the leg before."""
+    """Return delays by the number of a flight in its rotation, from 1. `gained` is the increase over the leg before."""
     one = rotations.select("legs", F.posexplode("legs").alias("at", "leg"))
     before = F.when(F.col("at") > 0, F.try_element_at("legs", F.col("at"))["dep_delay"])
     delay = F.col("leg")["dep_delay"]
@@ -219,7 +220,7 @@ def legs(rotations: DataFrame) -> DataFrame:
 
 
 def windows_daily(windows: DataFrame) -> DataFrame:
-    """The windows added up by day, UTC."""
+    """Return the windows summed by day (UTC)."""
     return windows.groupBy(F.to_date("begin").alias("day"), "origin").agg(
         *(F.sum(name).alias(name) for name in ("flights", "departures", "cancelled", "delay_sum", "on_time")),
         F.max("delay_max").alias("delay_max"),
@@ -227,7 +228,7 @@ def windows_daily(windows: DataFrame) -> DataFrame:
 
 
 def flight_counts(spark: SparkSession, parquet: Path) -> dict[str, int]:
-    """Counts and sums over all flights, and the dead letters."""
+    """Return counts and sums of all flights, and the number of dead letters."""
     found = _first(
         read(spark, parquet, "flights").agg(
             F.count("*").alias("flights"),
@@ -245,20 +246,17 @@ def flight_counts(spark: SparkSession, parquet: Path) -> dict[str, int]:
 
 
 def counts(spark: SparkSession, parquet: Path) -> dict[str, int]:
-    """What the proofs compare."""
+    """Return all figures for `check`."""
     found = flight_counts(spark, parquet)
     windows, rotations = (read(spark, parquet, name) for name in ("windows", "rotations"))
     late_by = {
         row["stream"]: row["count"]
         for row in spark.read.parquet(str(parquet / "late")).groupBy("stream").count().collect()
     }
-    found |= _first(
-        windows.agg(F.count("*").alias("windows"), F.coalesce(F.sum("flights"), F.lit(0)).alias("in_windows"))
-    )
+    for name, frame, column in (("windows", windows, "flights"), ("rotations", rotations, "departures")):
+        total = F.coalesce(F.sum(column), F.lit(0)).alias(f"in_{name}")
+        found |= _first(frame.agg(F.count("*").alias(name), total))
     leg = rotations.select(F.explode("legs").alias("leg")).select("leg.partition", "leg.offset")
-    found |= _first(
-        rotations.agg(F.count("*").alias("rotations"), F.coalesce(F.sum("departures"), F.lit(0)).alias("in_rotations"))
-    )
     found["distinct_in_rotations"] = leg.distinct().count()
     found["late_windows"] = late_by.get("windows", 0)
     found["late_rotations"] = late_by.get("rotations", 0)
@@ -271,7 +269,7 @@ def _first(frame: DataFrame) -> dict[str, int]:
 
 
 def differing_windows(spark: SparkSession, parquet: Path, window_ms: int) -> int:
-    """Windows of the stream that a plain aggregation of the flights on time does not give, and vice versa."""
+    """Return the number of windows that differ between the stream and a batch aggregation of the flights on time."""
     flights = read(spark, parquet, "flights")
     late_ones = spark.read.parquet(str(parquet / "late")).where("stream = 'windows'").select("partition", "offset")
     delay = F.col("dep_delay")
@@ -291,7 +289,11 @@ def differing_windows(spark: SparkSession, parquet: Path, window_ms: int) -> int
 
 
 def check(found: Mapping[str, int], records: int, differing: int, expected: Expected | None) -> list[Check]:
-    """The proofs."""
+    """Check the figures of a run against each other and against the input.
+
+    Args: records: number of records in the topic; differing: see `differing_windows`; expected: input of this job, if
+    it wrote any.
+    """
     flights, dead = found["flights"], found["dead_letters"]
     late_windows, late_rotations = found["late_windows"], found["late_rotations"]
     in_rotations = found["in_rotations"] + late_rotations + found["without_tailnum"]
@@ -302,22 +304,22 @@ def check(found: Mapping[str, int], records: int, differing: int, expected: Expe
             f"{flights:,} flights + {dead:,} dead letters, {records:,} offsets",
         ),
         Check(
-            "No flight is there twice, after four joins",
+            "No flight is duplicated by the four joins",
             found["distinct_flights"] == flights,
-            f"{flights:,} rows, {found['distinct_flights']:,} places in the topic",
+            f"{flights:,} rows, {found['distinct_flights']:,} positions in the topic",
         ),
         Check(
-            "Every flight is in a window or named as late",
+            "Every flight is in a window or listed as late",
             found["in_windows"] + late_windows == flights,
             f"{found['in_windows']:,} in {found['windows']:,} windows + {late_windows:,} late",
         ),
         Check(
-            "The windows are those of a plain aggregation",
+            "The windows equal those of a batch aggregation",
             differing == 0,
             f"{differing:,} of {found['windows']:,} windows differ",
         ),
         Check(
-            "Every flight with a tail number is in one rotation or named as late",
+            "Every flight with a tail number is in one rotation or listed as late",
             in_rotations == flights and found["distinct_in_rotations"] == found["in_rotations"],
             f"{found['in_rotations']:,} in {found['rotations']:,} rotations + {late_rotations:,} late"
             f" + {found['without_tailnum']:,} without tail number",
@@ -327,10 +329,10 @@ def check(found: Mapping[str, int], records: int, differing: int, expected: Expe
         got = Expected(flights, found["cancelled"], found["dep_delay_sum"], dead)
         checks.append(
             Check(
-                "Counts and sums are those of the CSV",
+                "Counts and sums equal those of the CSV",
                 got == expected,
                 f"{got.flights:,} flights, {got.cancelled:,} cancelled, {got.dep_delay_sum:,} minutes of delay,"
-                f" {got.broken:,} values that are none; put in: {expected.flights:,}, {expected.cancelled:,},"
+                f" {got.broken:,} invalid values; input: {expected.flights:,}, {expected.cancelled:,},"
                 f" {expected.dep_delay_sum:,}, {expected.broken:,}",
             )
         )
@@ -338,7 +340,7 @@ def check(found: Mapping[str, int], records: int, differing: int, expected: Expe
 
 
 class Samples(NamedTuple):
-    """Single rows for the page."""
+    """Rows of single records for the page."""
 
     dead: Sequence[Row]
     dead_reasons: Sequence[Row]
@@ -347,19 +349,13 @@ class Samples(NamedTuple):
 
 
 def samples(spark: SparkSession, parquet: Path) -> Samples:
-    """Some dead letters, late flights and long rotations, and the dead letters by reason."""
+    """Return some dead letters, late flights and long rotations, and the number of dead letters by reason."""
     dead = spark.read.parquet(str(parquet / "dead_letters"))
     late = spark.read.parquet(str(parquet / "late"))
-    rotations = read(spark, parquet, "rotations").select(
-        "tailnum",
-        "begin",
-        "departures",
-        F.array_join(F.transform("legs", lambda leg: F.concat(leg["origin"], F.lit("→"), leg["dest"])), ", ").alias(
-            "way"
-        ),
-        F.array_join(
-            F.transform("legs", lambda leg: F.coalesce(leg["dep_delay"].cast("string"), F.lit("–"))), ", "
-        ).alias("delays"),
+    rotations = read(spark, parquet, "rotations").selectExpr(
+        *("tailnum", "begin", "departures"),
+        "array_join(transform(legs, leg -> concat(leg.origin, '→', leg.dest)), ', ') AS way",
+        "array_join(transform(legs, leg -> coalesce(string(leg.dep_delay), '–')), ', ') AS delays",
     )
 
     def rows(frame: Any) -> list[dict[str, Any]]:

@@ -1,13 +1,12 @@
-"""The structured streams of the job: flights and dead letters, windows of delays, rotations of aircraft.
+"""The streaming queries of the job: flights and dead letters, windows of delays, rotations of aircraft.
 
-All three read the same offsets of the topic, from its beginning to where it ended when the job began, in micro-batches
-with a checkpoint each; each micro-batch writes a folder of its own anew, so that one that is repeated writes the same.
+Each query reads the topic from its beginning to its end at the start of the job, in micro-batches with a checkpoint. A
+micro-batch overwrites its own directory, so repeating it is idempotent.
 
-Windows and rotations are Spark's event-time aggregations with a watermark, in append mode: a result is emitted once,
-when the watermark has passed its end, and flights that come after that are late (`lateness`). What is still open when
-the topic has been read is closed by a marker: the stream also reads a folder of files, which is empty until then and
-then gets one row of the year 9999, which moves the watermark to the end of time. The marker is a group of its own, with
-an empty key, that is never emitted.
+Windows and rotations are event-time aggregations with a watermark in append mode: a result is emitted once the
+watermark passes its end, and later flights are late (see `results.late`). To close the remaining groups, the stream
+also reads a directory of files. At the end it gets one row of the year 9999, which advances the watermark. This marker
+has an empty key and is never emitted.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 (the name that everybody uses)
+from pyspark.sql import functions as F  # noqa: N812 (PySpark's usual alias)
 
 from kipmesh.client.sync import Consumer
 from kipmesh.core.errors import KafkaError
@@ -31,14 +30,14 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 ON_TIME_MINUTES: Final = 15
-"""The usual limit: a departure at most this late is on time."""
+"""Usual limit for a departure on time."""
 MARKER_TIME: Final = "9999-01-01T00:00:00Z"
-_NOBODY: Final = ""
-"""The key of the marker."""
+_MARKER_KEY: Final = ""
+"""Key of the marker."""
 _REPORT_SECONDS: Final = 1
 _ATTEMPTS: Final = 4
 _SLOW_START: Final = "Python worker failed to connect back"
-"""Spark gives a worker ten seconds to start, whatever else the machine has to do."""
+"""Error of Spark if a worker does not start within ten seconds, as on a busy machine."""
 _LEG: Final = ("event_time", "partition", "offset", "origin", "dest", "dep_delay")
 
 Progress = Callable[[int], None]
@@ -46,9 +45,9 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """What is read, and how. `ends` are the offsets after the last records to read, by partition.
+    """Input and settings of the queries.
 
-    `client` is further configuration of the consumers.
+    `ends` are the end offsets by partition, `client` is consumer configuration besides the addresses.
     """
 
     bootstrap: str
@@ -64,7 +63,7 @@ class StreamSettings:
 
 
 def offsets(bootstrap: str, client: Mapping[str, str], topic: str) -> tuple[dict[int, int], dict[int, int]]:
-    """Where each partition begins and ends now. JobError for a topic or a mesh that is not there."""
+    """Return the start and end offsets of each partition. Raises JobError if the topic or cluster is unavailable."""
     try:
         with Consumer(bootstrap, **client) as consumer:
             found = [(topic, partition) for partition in consumer.partitions_for(topic).partitions]
@@ -75,7 +74,7 @@ def offsets(bootstrap: str, client: Mapping[str, str], topic: str) -> tuple[dict
 
 
 def source(spark: SparkSession, settings: StreamSettings) -> DataFrame:
-    """The records that are there now, as a stream of parsed values."""
+    """Return the records up to the end offsets as a stream of parsed values."""
     from kipmesh.spark.readers import _HAS_READ_LIMITS
 
     reader = (
@@ -96,7 +95,7 @@ def source(spark: SparkSession, settings: StreamSettings) -> DataFrame:
 def run_flights(
     spark: SparkSession, settings: StreamSettings, references: values.References, report: Progress
 ) -> Mapping[int, int]:
-    """Write ``flights``, joined with the tables, and ``dead_letters``; the records of each micro-batch that had any."""
+    """Write `flights`, joined with the references, and `dead_letters`; return the records by micro-batch."""
 
     def write(batch: DataFrame, number: int) -> None:
         batch = batch.persist()
@@ -112,7 +111,7 @@ def run_flights(
 
 
 def run_windows(spark: SparkSession, settings: StreamSettings, report: Progress) -> None:
-    """Write ``windows``: sums of delays by window of the scheduled departure and by airport."""
+    """Write `windows`: sums of delays by window of scheduled departure and by airport."""
     delay = F.col("dep_delay")
 
     def aggregate(stream: DataFrame) -> DataFrame:
@@ -137,7 +136,7 @@ _MEASURES: Final = ("flights", "departures", "cancelled", "delay_sum", "delay_ma
 
 
 def run_rotations(spark: SparkSession, settings: StreamSettings, report: Progress) -> None:
-    """Write ``rotations``: departures of one aircraft, each at most a gap after the one before, legs in order."""
+    """Write `rotations`: sessions of departures of one aircraft, at most a gap apart, with legs in order."""
 
     def aggregate(stream: DataFrame) -> DataFrame:
         legs = F.sort_array(F.collect_list(F.struct(*_LEG)))
@@ -166,18 +165,18 @@ def _run_closing(
     aggregate: Callable[[DataFrame], DataFrame],
     report: Progress,
 ) -> None:
-    """Run to the topic's end, then once more with the marker."""
+    """Run a query to the end of the topic, then again with the marker."""
     markers = settings.checkpoints / f"{name}-marker"
     markers.mkdir(parents=True)
 
     def write(batch: DataFrame, number: int) -> None:
-        # Not in the query itself: Spark would move the filter below the watermark, which the marker is to move.
-        _write(batch.where(F.col(key) != _NOBODY), settings.parquet / name, number)
+        # Not in the query: Spark would push the filter below the watermark, which the marker must reach.
+        _write(batch.where(F.col(key) != _MARKER_KEY), settings.parquet / name, number)
 
     for is_end in (False, True):
         if is_end:
-            line = json.dumps({"event_time": MARKER_TIME, key: _NOBODY})
-            _put_whole(markers / "end.json", line + "\n")
+            line = json.dumps({"event_time": MARKER_TIME, key: _MARKER_KEY})
+            _write_atomically(markers / "end.json", line + "\n")
         found = values.flights(source(spark, settings)).where(F.col(key).isNotNull())
         stream = found.select("event_time", *(column.alias(alias) for alias, column in columns.items()))
         end = spark.readStream.schema(stream.schema).json(str(markers))
@@ -185,8 +184,8 @@ def _run_closing(
         _run(aggregate(marked), settings, name, write, report if not is_end else lambda _records: None)
 
 
-def _put_whole(path: Path, text: str) -> None:
-    """Under another name first: a file of a stream's folder is read as soon as it is seen."""
+def _write_atomically(path: Path, text: str) -> None:
+    """Write a file atomically: a stream reads a file as soon as it is visible."""
     hidden = path.with_name(f".{path.name}")
     hidden.write_text(text)
     hidden.rename(path)
@@ -199,7 +198,7 @@ def _write(batch: DataFrame, folder: Path, number: int) -> None:
 def _run(
     stream: DataFrame, settings: StreamSettings, name: str, write: Callable[[DataFrame, int], None], report: Progress
 ) -> Mapping[int, int]:
-    """Run to the topic's end; once more, from the checkpoint, when a worker of Python's was too slow to start."""
+    """Run a query to the end of the topic. Restarts it from the checkpoint if a Python worker started too slowly."""
     from pyspark.errors import StreamingQueryException
 
     for attempt in range(_ATTEMPTS):
@@ -212,15 +211,15 @@ def _run(
             .start()
         )
         try:
-            return _follow(query, report)
+            return _await_end(query, report)
         except StreamingQueryException as error:
             if _SLOW_START not in str(error) or attempt == _ATTEMPTS - 1:
                 raise
     raise AssertionError("the last attempt returns or raises")
 
 
-def _follow(query: StreamingQuery, report: Progress) -> Mapping[int, int]:
-    """Wait for the end of a query; the records of each micro-batch that had any."""
+def _await_end(query: StreamingQuery, report: Progress) -> Mapping[int, int]:
+    """Wait for the end of a query; return the records by micro-batch."""
     seen: dict[int, int] = {}
     is_over = False
     try:
@@ -230,7 +229,7 @@ def _follow(query: StreamingQuery, report: Progress) -> Mapping[int, int]:
             seen.update((each.batchId, each.numInputRows) for each in progress if each.numInputRows)
             report(sum(seen.values()))
     except BaseException:
-        # An interrupt leaves the connection to the JVM between two messages: what matters is the interrupt.
+        # After an interrupt the connection to the JVM may be unusable.
         with suppress(Exception):
             query.stop()
         raise
@@ -238,5 +237,5 @@ def _follow(query: StreamingQuery, report: Progress) -> Mapping[int, int]:
 
 
 def read(spark: SparkSession, parquet: Path, name: str) -> DataFrame:
-    """What all micro-batches wrote."""
+    """Read the output of all micro-batches."""
     return spark.read.option("basePath", str(parquet / name)).parquet(str(parquet / name / "batch=*"))

@@ -1,7 +1,7 @@
-"""Values of the topic to flights, and why one is none.
+"""Parses values of the topic into flights and dead letters.
 
-A value is a flight when it is a JSON object whose fields have their types and that has all of `REQUIRED`. Everything
-else is a dead letter: its place in the topic, its key and value as they are, and the reason.
+A flight is a JSON object whose fields have the right types and that has all of `REQUIRED`. Any other value is a dead
+letter: its position, key, value and the reason.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 (the name that everybody uses)
+from pyspark.sql import functions as F  # noqa: N812 (PySpark's usual alias)
 
 from kipmesh_jobs.flights import dataset
 
@@ -28,7 +28,7 @@ _PLACE: Final = ("topic", "partition", "offset")
 
 
 class References(NamedTuple):
-    """The tables that flights are joined with."""
+    """Tables that flights are joined with."""
 
     weather: DataFrame
     airlines: DataFrame
@@ -37,9 +37,9 @@ class References(NamedTuple):
 
 
 def parse(records: DataFrame) -> DataFrame:
-    """A row a record: its place, `key`, `value`, `appended`, the flight's fields, `event_time` and `is_flight`.
+    """Return a row per record: position, `key`, `value`, `appended`, the flight's fields, `event_time` and `is_flight`.
 
-    `event_time` is the scheduled departure, UTC. Of what is no flight only the place, key and value mean anything.
+    `event_time` is the scheduled departure in UTC. Without `is_flight` only position, key and value are valid.
     """
     text = F.col("value").cast("string")
     flight = F.from_json(text, f"{FLIGHT_SCHEMA}, {_BROKEN} STRING", {"columnNameOfCorruptRecord": _BROKEN})
@@ -57,20 +57,19 @@ def parse(records: DataFrame) -> DataFrame:
 
 
 def flights(parsed: DataFrame) -> DataFrame:
-    """The rows that are flights."""
+    """Return the rows that are flights."""
     return parsed.where("is_flight").drop("is_flight", "key", "value")
 
 
 def dead_letters(parsed: DataFrame) -> DataFrame:
-    """The records that are none, as they are."""
+    """Return the records that are not flights."""
     return parsed.where("NOT is_flight").select(*_PLACE, "appended", "key", "value")
 
 
 def with_reasons(dead: DataFrame) -> DataFrame:
-    """Dead letters with the `reason` of each.
+    """Add the `reason` to dead letters.
 
-    They are looked at a second time, by a parser that takes any JSON: there are few of them, and the stream is not to
-    pay for it with every flight.
+    This second parse accepts any JSON. Only the few dead letters need it, not every flight.
     """
     text = F.col("value").cast("string")
     flight = F.from_json(text, FLIGHT_SCHEMA)
@@ -95,24 +94,20 @@ def with_reasons(dead: DataFrame) -> DataFrame:
     return parsed.withColumn("reason", reason).select(*_PLACE, "appended", "reason", "key", "value")
 
 
-def load_references(spark: SparkSession, folder: Path, scale: int) -> References:
-    """The tables of the data set in `folder`."""
+def load_references(spark: SparkSession, directory: Path, scale: int) -> References:
+    """Load the reference tables of the data set."""
 
     def frame(table: pd.DataFrame) -> DataFrame:
         return spark.createDataFrame(pa.Table.from_pandas(table, preserve_index=False))
 
-    return References(
-        weather=frame(dataset.load_weather(folder, scale=scale)),
-        airlines=frame(dataset.load_table(folder, "airlines")),
-        planes=frame(dataset.load_table(folder, "planes")),
-        airports=frame(dataset.load_table(folder, "airports")),
-    )
+    tables = (dataset.load_table(directory, name) for name in ("airlines", "planes", "airports"))
+    return References(frame(dataset.load_weather(directory, scale=scale)), *map(frame, tables))
 
 
 def enrich(found: DataFrame, references: References) -> DataFrame:
-    """A row a flight, with the weather of its scheduled hour, its airline, aircraft and destination.
+    """Join flights with weather of the scheduled hour, airline, aircraft and destination.
 
-    What a table does not know is null; each table has at most one row a key, so that no flight is doubled.
+    Missing references are null. Each table has at most one row per key, so no flight is duplicated.
     """
     hourly = references.weather.select(
         "origin",

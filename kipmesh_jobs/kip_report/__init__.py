@@ -1,1 +1,1 @@
-"""The job ``kip-report``: the brokers' trace as evidence of what each KIP saves, by time and by client."""
+"""The job `kip-report`: the benefit of each KIP, from the brokers' trace, over time and by client."""

@@ -1,4 +1,4 @@
-"""What ``kipmesh job kip-report`` takes and does, the figures that follow from the tables, and its page."""
+"""The command `kipmesh job kip-report`, its figures and its page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kipmesh_jobs.frame import Job, JobError, JobRun, Outcome, told_in_one_line
+from kipmesh_jobs.frame import Job, JobError, JobRun, Outcome, spark_errors_as_job_errors
 from kipmesh_jobs.report import Page, Row, Tables, binary_size, number, percent
 
 if TYPE_CHECKING:
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 TRACE_TOPIC: Final = "__mesh_trace"
 ROWS_MAX: Final = 10_000
-"""Of one table that the driver holds, for the page."""
+"""Maximum number of rows per table for the page."""
 CLIENTS_MAX: Final = 20
-"""Clients in a chart, those with the largest values."""
+"""Number of clients in a chart, those with the largest values."""
 EVENTS: Final = ("made", "fetched", "loaded")
 RELATIONS: Final = ("same", "cross", "unknown")
-"""Of a consumer's rack to the broker's."""
+"""Relation of a consumer's rack to the broker's."""
 _ORDERS: Final = {"by_time": "time", "by_client": "entries", "snapshots": "at", "status": "started"}
-"""Of which tables the page has the rows with the greatest values, where it cannot have all."""
+"""Column whose greatest values select the rows of a table for the page, if it has too many."""
 
 
 class Interval(Enum):
-    """How long a point of the charts is."""
+    """Interval of the tables by time."""
 
     MINUTE = "minute"
     HOUR = "hour"
@@ -37,29 +37,29 @@ class Interval(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Which trace is read; without --bootstrap there is none."""
+    """Options of the job. `--bootstrap` is required."""
 
     bootstrap: Annotated[
         str | None, typer.Option("--bootstrap", envvar="KIPMESH_BOOTSTRAP", help="Brokers, host:port,host:port.")
     ] = None
-    topic: Annotated[str, typer.Option("--topic", help="Where the brokers write their trace.")] = TRACE_TOPIC
-    interval: Annotated[Interval, typer.Option("--interval", help="Of the tables by time.")] = Interval.HOUR
+    topic: Annotated[str, typer.Option("--topic", help="Topic of the brokers' trace.")] = TRACE_TOPIC
+    interval: Annotated[Interval, typer.Option("--interval", help="Interval of the tables by time.")] = Interval.HOUR
     since_ms: Annotated[
-        int | None, typer.Option("--since-ms", min=0, help="Only entries written since then, in ms since 1970.")
+        int | None, typer.Option("--since-ms", min=0, help="Only entries from this time on, in ms since 1970.")
     ] = None
 
     def __post_init__(self) -> None:
-        """Raise typer.BadParameter for what cannot be."""
+        """Raise typer.BadParameter without `--bootstrap`."""
         if not self.bootstrap:
-            raise typer.BadParameter("say where the mesh is", param_hint="--bootstrap")
+            raise typer.BadParameter("is required, as host:port,host:port", param_hint="--bootstrap")
 
 
 def run(run: JobRun, options: Options) -> Outcome:
-    """Read the trace, write the tables, make the page."""
+    """Read the trace, write the tables and create the page. Raises JobError if the topic has no entries."""
     from kipmesh_jobs.kip_report import tables
 
     spark = run.spark
-    with run.step("Read the trace"), told_in_one_line():
+    with run.step("Read the trace"), spark_errors_as_job_errors():
         tables.write_entries(_records(spark, options), run.parquet)
         entries = tables.with_time(spark.read.parquet(str(run.parquet / "entries")), options.interval.value).cache()
     found: dict[str, list[dict[str, Any]]] = {}
@@ -76,7 +76,7 @@ def run(run: JobRun, options: Options) -> Outcome:
         for count, (name, frame) in enumerate(frames.items(), 1):
             target = str(run.parquet / name)
             frame.coalesce(1).write.parquet(target)
-            if name != "by_time_and_client":  # as long as the trace: for the Parquet alone
+            if name != "by_time_and_client":  # as large as the trace, so only in the Parquet
                 found[name], is_cut = tables.collected(spark.read.parquet(target), _ORDERS.get(name), ROWS_MAX)
                 cut += [name] * is_cut
             done(count)
@@ -87,9 +87,9 @@ def run(run: JobRun, options: Options) -> Outcome:
     totals = figures(found, cut)
     if not totals["entries"]:
         raise JobError(
-            f"topic {options.topic} has no entries of a trace: set mesh.trace.sample on the brokers"
+            f"topic {options.topic} has no trace entries; set mesh.trace.sample on the brokers"
             if not found["dead_letters"]
-            else f"topic {options.topic} has no entries of a trace, only {totals['dead_letters']} other values"
+            else f"topic {options.topic} has no trace entries, only {totals['dead_letters']} other values"
         )
     made = make(found, totals, topic=options.topic, interval=options.interval.value, since_ms=options.since_ms)
     return Outcome(totals, made, lines(totals))
@@ -109,9 +109,9 @@ def _records(spark: SparkSession, options: Options) -> DataFrame:
 
 
 def figures(tables: Tables, cut: Sequence[str] = ()) -> dict[str, Any]:
-    """What summary.json holds: the totals, what follows from them, and how much of the trace there is.
+    """Return the contents of summary.json: totals, derived figures, and the completeness of the trace.
 
-    `cut` names the tables of which these are not all rows.
+    Args: cut: names of tables that are incomplete.
     """
     totals = tables["totals"][0] if tables["totals"] else {}
     found: dict[str, Any] = {name: int(value or 0) for name, value in totals.items()}
@@ -124,13 +124,12 @@ def figures(tables: Tables, cut: Sequence[str] = ()) -> dict[str, Any]:
         row[name] for row in status for name in ("dropped_rate", "dropped_queue", "dropped_write")
     )
     found["dead_letters"] = sum(row["count"] for row in tables["dead_letters"])
-    found["saved_by_sessions_bytes"] = found.get("followers_saved_bytes", 0) + found.get("consumers_saved_bytes", 0)
+    found["saved_by_sessions_bytes"] = _session_bytes(found)
     for relation in RELATIONS:
         found[f"{relation}_rack_bytes"] = rack_bytes(found, relation)
     found["session_saved_share"] = saved_share(found)
-    found["cross_rack_saved_share"] = ratio(
-        found.get("saved_cross_rack_bytes", 0), found.get("saved_cross_rack_bytes", 0) + found["cross_rack_bytes"]
-    )
+    saved = found.get("saved_cross_rack_bytes", 0)
+    found["cross_rack_saved_share"] = ratio(saved, saved + found["cross_rack_bytes"])
     found["metadata_bytes_per_record"] = ratio(found.get("metadata_bytes", 0), found.get("produced_records", 0))
     found["tables_cut"] = list(cut)
     found["snapshots"] = {event: snapshot_figures(tables["snapshots"], event) for event in EVENTS}
@@ -138,19 +137,23 @@ def figures(tables: Tables, cut: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def rack_bytes(row: Row, relation: str) -> int:
-    """Bytes that consumers of this relation to the broker's rack read, whatever its role."""
+    """Return the bytes that consumers with this relation to the broker's rack read, from leaders and followers."""
     return int(row.get(f"{relation}_rack_leader_bytes") or 0) + int(row.get(f"{relation}_rack_follower_bytes") or 0)
 
 
 def saved_share(row: Row) -> float | None:
-    """Of all bytes that fetches without sessions would have beside their records, those that sessions saved."""
-    saved = (row.get("followers_saved_bytes") or 0) + (row.get("consumers_saved_bytes") or 0)
+    """Return the share that sessions saved of all bytes besides records that fetches without sessions would have."""
+    saved = _session_bytes(row)
     sent = (row.get("fetch_request_bytes") or 0) + (row.get("fetch_response_bytes") or 0)
     return ratio(saved, saved + sent - (row.get("fetched_record_bytes") or 0))
 
 
+def _session_bytes(row: Row) -> int:
+    return int(row.get("followers_saved_bytes") or 0) + int(row.get("consumers_saved_bytes") or 0)
+
+
 def snapshot_figures(rows: Sequence[Row], event: str) -> dict[str, Any]:
-    """Sums over the snapshots of an event. The replay's are over those of which both sides are known."""
+    """Return sums over the snapshots of an event. Comparisons with the replay cover snapshots with both values."""
     mine = [row for row in rows if row["event"] == event]
     both = [row for row in mine if row["bytes"] is not None and row["replay_bytes"] is not None]
     with_records = [row for row in mine if row["records"] is not None]
@@ -168,13 +171,13 @@ def snapshot_figures(rows: Sequence[Row], event: str) -> dict[str, Any]:
 
 
 def lines(found: Mapping[str, Any]) -> tuple[str, ...]:
-    """For the terminal."""
+    """Return the lines for the terminal."""
     metadata = found["metadata_bytes_per_record"]
     return (
         f"KIP-227: sessions saved {binary_size(found['saved_by_sessions_bytes'])} in {found['fetches']:,} fetches",
-        f"KIP-392: {binary_size(found['saved_cross_rack_bytes'])} stayed in their racks,"
-        f" {binary_size(found['cross_rack_bytes'])} crossed them",
-        f"KIP-526: {'–' if metadata is None else f'{number(metadata)} B'} of metadata a record,"
+        f"KIP-392: {binary_size(found['saved_cross_rack_bytes'])} read within racks instead of across them,"
+        f" {binary_size(found['cross_rack_bytes'])} across racks",
+        f"KIP-526: {'–' if metadata is None else f'{number(metadata)} B'} of metadata per record,"
         f" {number(found['metadata_requests'])} requests",
         "KIP-630: snapshots " + ", ".join(f"{found['snapshots'][event]['count']} {event}" for event in EVENTS),
         sampling(found),
@@ -183,36 +186,31 @@ def lines(found: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def cut_text(tables_cut: Sequence[str]) -> str:
-    """What is left out of the page; empty when it is nothing."""
+    """Return a note about incomplete tables, or an empty string."""
     if not tables_cut:
         return ""
     return (
-        f"Of {', '.join(tables_cut)} only {ROWS_MAX:,} rows each are in the page and in figures that are of single"
-        " rows: the newest, or of the clients with the most entries. The Parquet has all."
+        f"The page, and figures of single rows, use only {ROWS_MAX:,} rows of {', '.join(tables_cut)}: the newest, or"
+        " those of the clients with the most entries. The Parquet has all rows."
     )
 
 
 def sampling(found: Mapping[str, Any]) -> str:
-    """How much of the exchanges the figures are of."""
+    """Describe the share of exchanges that the figures cover."""
     least, most = found["sample_min"], found["sample_max"]
     if least is None:
-        return "No exchange is in this trace, snapshots only."
+        return "This trace has no exchanges, only snapshots."
     if least == 1:
         text = "Every exchange was sampled: figures are exact"
     else:
         shares = percent(least) if least == most else f"{percent(least)} to {percent(most)}"
         text = f"{shares} of the exchanges were sampled, and figures are scaled up to all of them"
     dropped = found["dropped_entries"]
-    missing = (
-        f", but for {number(dropped)} entries that limits dropped: figures are too small by so much."
-        if dropped
-        else "."
-    )
-    return text + missing
+    return text + (f". Limits dropped {number(dropped)} entries, which the figures lack." if dropped else ".")
 
 
 def make(tables: Tables, found: Mapping[str, Any], *, topic: str, interval: str, since_ms: int | None = None) -> Page:
-    """The page."""
+    """Return the page of the job."""
     times = sorted(map(_derived, tables["by_time"]), key=lambda row: row["time"])
     clients = [_derived(row) for row in tables["by_client"]]
 
@@ -225,7 +223,7 @@ def make(tables: Tables, found: Mapping[str, Any], *, topic: str, interval: str,
         one = found["snapshots"][event]
         if one["compared"]:
             compared.append((f"{event}: snapshots", one["compared_bytes"], "", 2 * place))
-            compared.append((f"{event}: the log instead", one["replay_bytes"], "", 2 * place + 1))
+            compared.append((f"{event}: replayed log", one["replay_bytes"], "", 2 * place + 1))
     values = {
         "found": found,
         "sampling": sampling(found),
@@ -249,20 +247,20 @@ def make(tables: Tables, found: Mapping[str, Any], *, topic: str, interval: str,
 
 
 def _derived(row: Row) -> dict[str, Any]:
-    """A row with the columns that follow from others."""
+    """Return a row with derived columns added."""
     racks = {f"{relation}_bytes": rack_bytes(row, relation) for relation in RELATIONS}
     return {
         **row,
         **racks,
         "rack_bytes": sum(racks.values()),
-        "saved_bytes": row["followers_saved_bytes"] + row["consumers_saved_bytes"],
+        "saved_bytes": _session_bytes(row),
         "saved_share": saved_share(row),
         "metadata_per_record": ratio(row["metadata_bytes"], row["produced_records"]),
     }
 
 
 def ratio(part: float, whole: float) -> float | None:
-    """None of nothing."""
+    """Return part / whole, or None if whole is 0."""
     return part / whole if whole > 0 else None
 
 
@@ -270,9 +268,9 @@ JOB: Final = Job(
     name="kip-report",
     summary="What the KIPs save, from the brokers' trace.",
     text=(
-        "Turn the trace that brokers write to __mesh_trace (mesh.trace.sample) into the evidence of each KIP:"
-        " bytes saved by fetch sessions (227), bytes kept in the rack (392), metadata per record (526), snapshots"
-        " against replay (630), by time and by client. What was sampled is scaled up."
+        "Show the benefit of each KIP from the trace that brokers write to __mesh_trace (mesh.trace.sample): bytes"
+        " saved by fetch sessions (227), bytes read within the rack (392), metadata per record (526), snapshots"
+        " compared with replay (630), over time and by client. Sampled figures are scaled up."
     ),
     examples="""
     kipmesh job kip-report --bootstrap 127.0.0.1:9092

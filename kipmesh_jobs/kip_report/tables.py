@@ -1,7 +1,7 @@
-"""Entries of the trace to tables: every figure is an estimate of all exchanges, which at a sample of 1 is exact.
+"""Turns trace entries into tables. Every figure estimates all exchanges, and is exact at a sample of 1.
 
-An entry that was sampled with share p stands for 1/p exchanges, so sums are of value / p. What limits dropped is not
-made up for: `status` says how much that is. A value that is no entry goes to ``dead_letters`` with the reason.
+An entry with sampling share p represents 1/p exchanges, so sums are of value / p. Dropped entries are not estimated;
+`status` has their number. A value that is not an entry goes to `dead_letters` with the reason.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 (the name that everybody uses)
+from pyspark.sql import functions as F  # noqa: N812 (PySpark's usual alias)
 
 ENTRY_SCHEMA: Final = (
     "kind STRING, ts BIGINT, broker INT, broker_rack STRING, started BIGINT, sample DOUBLE, client STRING, rack STRING,"
@@ -28,7 +28,7 @@ _BROKEN: Final = "broken"
 
 
 def parse(records: DataFrame) -> DataFrame:
-    """A row a record: its place, the entry's fields, and `reason`, null where it is an entry."""
+    """Return a row per record: position, the entry's fields, and `reason`, null for a valid entry."""
     value = F.col("value").cast("string")
     options = {"columnNameOfCorruptRecord": _BROKEN}
     parsed = records.select(
@@ -49,7 +49,7 @@ def parse(records: DataFrame) -> DataFrame:
 
 
 def write_entries(records: DataFrame, parquet: Path) -> None:
-    """``entries`` and ``dead_letters``, from one read of the topic."""
+    """Write the tables `entries` and `dead_letters`, with one read of the topic."""
     parsed = parse(records).cache()
     parsed.where("reason IS NULL").drop("value", "reason").write.parquet(str(parquet / "entries"))
     dead = parsed.where("reason IS NOT NULL").select("topic", "partition", "offset", "reason", "value")
@@ -58,7 +58,7 @@ def write_entries(records: DataFrame, parquet: Path) -> None:
 
 
 def _sum(value: str | int, where: Column) -> Column:
-    """The estimate of a sum over all exchanges of which `where` is true."""
+    """Return the estimated sum over all exchanges that match `where`."""
     share = F.when(where, F.col(value) if isinstance(value, str) else F.lit(value)) / F.col("sample")
     return F.coalesce(F.round(F.sum(share)), F.lit(0)).cast("bigint")
 
@@ -92,7 +92,7 @@ def _measures() -> Iterator[Column]:
 
 
 def measure(entries: DataFrame, *keys: str) -> DataFrame:
-    """All measures by the keys, of which there are `time` (of a given interval) and `client`; one row without keys."""
+    """Return all measures by `time`, by `client`, by both, or in one row without keys."""
     exchanges = entries.where(F.col("kind").isin("fetch", "produce", "metadata"))
     with_sums = exchanges.withColumn(
         "saved_bytes", F.col("saved_request_bytes") + F.col("saved_response_bytes")
@@ -101,12 +101,12 @@ def measure(entries: DataFrame, *keys: str) -> DataFrame:
 
 
 def with_time(entries: DataFrame, interval: str) -> DataFrame:
-    """With the beginning of each entry's hour (or another interval), UTC."""
+    """Add `time`, the start of each entry's interval in UTC."""
     return entries.withColumn("time", F.date_trunc(interval, F.timestamp_millis("ts")))
 
 
 def snapshots(entries: DataFrame) -> DataFrame:
-    """Snapshots one by one, in the order of time."""
+    """Return the snapshots in order of time."""
     found = entries.where("kind = 'snapshot'").select(
         F.timestamp_millis("ts").alias("at"),
         *("broker", "event", "end_offset", "records", "bytes", "took_ms"),
@@ -116,23 +116,23 @@ def snapshots(entries: DataFrame) -> DataFrame:
 
 
 def status(entries: DataFrame, since_ms: int | None = None) -> DataFrame:
-    """By process of a broker: what it sampled and dropped by its last word, and how much of that is here.
+    """Return sampled, dropped and received entries per broker process, from its last status entry.
 
-    Of a process that had started before `since_ms`: since its first word after that.
+    For a process that started before `since_ms`, the counts start at its first status entry after that.
     """
     is_entry = F.col("kind") != "status"
     before = F.lit(False) if since_ms is None else F.coalesce(F.col("started") < since_ms, F.lit(False))
 
-    def grown(count: Column) -> Column:
-        said = F.when(~is_entry, count)
-        return F.coalesce(F.max(said) - F.when(F.max(before), F.min(said)).otherwise(0), F.lit(0))
+    def increase(count: Column) -> Column:
+        reported = F.when(~is_entry, count)
+        return F.coalesce(F.max(reported) - F.when(F.max(before), F.min(reported)).otherwise(0), F.lit(0))
 
     counted = F.aggregate(F.map_values("sampled"), F.lit(0).cast("bigint"), lambda total, one: total + one)
     dropped = [
-        grown(F.coalesce(F.col("dropped")[reason], F.lit(0))).alias(f"dropped_{reason}") for reason in DROP_REASONS
+        increase(F.coalesce(F.col("dropped")[reason], F.lit(0))).alias(f"dropped_{reason}") for reason in DROP_REASONS
     ]
     return entries.groupBy("broker", "started").agg(
-        grown(counted).alias("sampled"),
+        increase(counted).alias("sampled"),
         *dropped,
         F.count(F.when(is_entry, 1)).alias("entries"),
         F.min(F.when(is_entry & (F.col("kind") != "snapshot"), F.col("sample"))).alias("sample_min"),
@@ -141,7 +141,7 @@ def status(entries: DataFrame, since_ms: int | None = None) -> DataFrame:
 
 
 def collected(frame: DataFrame, order: str | None, rows_max: int) -> tuple[list[dict[str, Any]], bool]:
-    """At most `rows_max` of a table's rows, those with the greatest `order` first; and whether there are more."""
+    """Return at most `rows_max` rows, greatest `order` first, and whether there are more."""
     ordered = frame if order is None else frame.orderBy(F.desc(order))
     rows: list[dict[str, Any]] = ordered.limit(rows_max + 1).toArrow().to_pylist()
     return rows[:rows_max], len(rows) > rows_max

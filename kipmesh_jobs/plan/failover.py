@@ -1,8 +1,8 @@
-"""A broker's failure: what the active controller decides and what that costs, by event and by record (630-16, 630-18).
+"""A broker failure: decisions of the active controller and their cost, by event and by record (630-16, 630-18).
 
-The controller and the image are those of the metadata quorum. What fencing decides depends on the partitions that the
-failing brokers hold and on no others, so the image has these only, and all brokers: the decision is that of the whole
-mesh. The network is counted: a batch once a replica, its Fetch response once an observer.
+Controller and metadata image are the production ones. Fencing depends only on partitions of the failing brokers, so the
+image has these and all brokers; the decision equals that of the whole cluster. Network traffic is computed: a batch per
+replica, a Fetch response per observer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CONFIG = {
 
 
 def make_image(brokers: int, failing: int, held: int, replication_factor: int, rng: Random) -> MetadataImage:
-    """All brokers, and `held` partitions each of the first `failing` ones, a topic each; all replicas are in sync."""
+    """Return an image with all brokers, and `held` partitions of each of the first `failing` brokers, all in sync."""
     image, delta = MetadataImage(), MetadataDelta()
     directories = [rng.randbytes(16) for _ in range(brokers)]
     image.apply(r.FeatureLevelRecord(r.METADATA_VERSION, r.METADATA_VERSION_LEVEL), delta)
@@ -50,7 +50,7 @@ def make_image(brokers: int, failing: int, held: int, replication_factor: int, r
 
 
 def _replicas(holder: int, brokers: int, count: int, place: int, rng: Random) -> tuple[int, ...]:
-    """Different brokers, the holder at its place: it leads every `count`-th partition."""
+    """Return distinct brokers with the holder at `place`, so that it leads every `count`-th partition."""
     others: list[int] = []
     while len(others) < count - 1:
         other = rng.randrange(brokers)
@@ -61,14 +61,14 @@ def _replicas(holder: int, brokers: int, count: int, place: int, rng: Random) ->
 
 
 class Ledger:
-    """What was decided, in records and bytes, each applied as a replica applies it."""
+    """Counts the records and bytes of decisions, and applies them to the image as a replica does."""
 
     def __init__(self, image: MetadataImage) -> None:
         self._image = image
         self.records = self.values_bytes = self.batch_bytes = self.response_bytes = 0
 
     def take(self, records: Sequence[r.Record]) -> None:
-        """One batch."""
+        """Count and apply one batch."""
         image = self._image
         values = [r.encode_record(record) for record in records]
         batch = record_batch.build(
@@ -86,7 +86,7 @@ class Ledger:
 
 
 def fail(way: str, brokers: int, failing: int, held: int, replication_factor: int, rng: Random) -> dict[str, float]:
-    """Brokers fail at once; then each leader's heartbeat says that it has applied that."""
+    """Let brokers fail together, then each leader's heartbeat confirm the change; return the figures."""
     image = make_image(brokers, failing, held, replication_factor, rng)
     controller = MetadataController(ControllerConfig.parse(_CONFIG), image, lambda: b"")
     if way == "event":
@@ -99,9 +99,9 @@ def fail(way: str, brokers: int, failing: int, held: int, replication_factor: in
     for broker_id, broker in image.brokers.items():
         if broker_id >= failing:
             heartbeat = m.BrokerHeartbeatRequest(broker_id, broker.broker_epoch, image.offset)
-            decided = controller.heartbeat(heartbeat, 1, image.offset + 1).records
-            if decided:
-                proofs.take(decided)
+            decisions = controller.heartbeat(heartbeat, 1, image.offset + 1).records
+            if decisions:
+                proofs.take(decisions)
     observers = brokers - failing
     return {
         "partitions": len(touched),
@@ -117,12 +117,12 @@ def fail(way: str, brokers: int, failing: int, held: int, replication_factor: in
 
 
 def case_of(way: str, failing: int) -> str:
-    """The name of a case."""
+    """Return the name of a case."""
     return f"{way}:{failing}"
 
 
 def sample(task: Task) -> dict[str, float]:
-    """A failure in the mesh."""
+    """Simulate a failure in the planned cluster."""
     way, failing = task.case.split(":")
     sizes, rng = task.sizes, task.rng()
     held = max(binomial(rng, sizes.partitions, sizes.replication_factor / sizes.brokers), 1)
@@ -130,5 +130,5 @@ def sample(task: Task) -> dict[str, float]:
 
 
 def sample_seed(task: Task) -> dict[str, float]:
-    """The seed's own case: 100,000 topics of ten partitions, three replicas, 100 brokers, well balanced."""
+    """Simulate the proposal's case: 100,000 topics of ten partitions, three replicas, 100 brokers, balanced."""
     return fail(task.case, 100, 1, 100_000 * 10 * 3 // 100, 3, task.rng())

@@ -1,9 +1,8 @@
-"""What followers and leaders say to each other, with sessions and without (227-07 to 227-10).
+"""Fetch overhead between followers and leaders, with sessions and without (227-07 to 227-10).
 
-A pair is a broker that leads some partitions and one that follows them: the session cache and the fetch of the one, the
-session handler of the other, requests and responses encoded as they are sent. Appends come at the rates of partitions
-drawn from the whole mesh; a fetch waits for records as long as `replica.fetch.wait.max.ms` says. The bytes of records
-are the same either way and are not counted: what is counted is what is said about them.
+A pair is a leader with its session cache, and a follower with its session handler. Requests and responses are encoded
+as on the wire. Appends follow the rates of random partitions of the cluster, and a fetch waits up to
+`replica.fetch.wait.max.ms`. Bytes of records are equal in both cases and not counted.
 """
 
 from __future__ import annotations
@@ -33,44 +32,34 @@ RESPONSE_MAX_BYTES = 10 << 20
 CASES = ("sessions", "without")
 _FOLLOWER = 2
 _SESSION_ID = 1 << 30
-"""As long on the wire as nearly all are."""
-
-
-class Place(NamedTuple):
-    """A partition of the pair."""
-
-    topic: str
-    topic_id: bytes
-    partition: int
+"""Has the encoded length of most session ids."""
 
 
 class Leader:
-    """Partitions that are read by one follower; the log of each is how many batches it has."""
+    """Partitions with one follower. Each log is the number of its batches."""
 
-    def __init__(self, places: list[Place], batch_bytes: int) -> None:
-        self.places = places
+    def __init__(self, topic_ids: list[bytes], batch_bytes: int) -> None:
+        self.topic_ids = topic_ids
+        self.index = {topic_id: at for at, topic_id in enumerate(topic_ids)}
         self.subscriptions = Subscriptions()
-        self.ends = [0] * len(places)
+        self.ends = [0] * len(topic_ids)
         self._batch_bytes = batch_bytes
-        self._index = {(place.topic_id, place.partition): at for at, place in enumerate(places)}
 
     def append(self, at: int) -> None:
-        """A batch, of one offset."""
+        """Append a batch with one offset."""
         self.ends[at] += 1
-        place = self.places[at]
-        self.subscriptions.changed(partition_key(place.topic_id, place.partition), place.topic, LOG_END)
+        topic_id = self.topic_ids[at]
+        self.subscriptions.changed(partition_key(topic_id, 0), self.topic_name(topic_id), LOG_END)
 
     def read(
-        self, topic: str, topic_id: bytes, asked: m.FetchPartition, max_bytes: int, min_one_batch: bool
+        self, topic: str, topic_id: bytes, requested: m.FetchPartition, max_bytes: int, min_one_batch: bool
     ) -> PartitionRead:
-        """See `Reader`. What the follower asks for is what it has: the high watermark is there."""
-        end = self.ends[self._index[topic_id, asked.partition]]
-        there = end - asked.fetch_offset
-        count = min(there, max(max_bytes // self._batch_bytes, 1 if min_one_batch else 0))
-        data = m.PartitionData(
-            asked.partition, 0, asked.fetch_offset, asked.fetch_offset, 0, records=bytes(count * self._batch_bytes)
-        )
-        return PartitionRead(data, is_cut=count < there)
+        """See `Reader`. The fetch offset is the high watermark, because the follower acknowledges it."""
+        available = self.ends[self.index[topic_id]] - requested.fetch_offset
+        count = min(available, max(max_bytes // self._batch_bytes, 1 if min_one_batch else 0))
+        records = bytes(count * self._batch_bytes)
+        data = m.PartitionData(0, 0, requested.fetch_offset, requested.fetch_offset, 0, records=records)
+        return PartitionRead(data, is_cut=count < available)
 
     def topic_name(self, topic_id: bytes) -> str:
         """See `Reader`."""
@@ -78,7 +67,7 @@ class Leader:
 
 
 class Traffic(NamedTuple):
-    """Of one pair. Bytes without those of records."""
+    """Traffic of a pair, without the bytes of records."""
 
     fetches: int
     request_bytes: int
@@ -86,33 +75,23 @@ class Traffic(NamedTuple):
     batches: int
 
     def __add__(self, other: tuple[int, ...]) -> Traffic:  # type: ignore[override]
-        """Both together."""
+        """Return the sum of both."""
         return Traffic(*(one + two for one, two in zip(self, other, strict=True)))
 
 
-def places_of(count: int, rng: Random) -> list[Place]:
-    """Partitions of topics that are others each: two partitions of a topic are rarely of one pair."""
-    found = []
-    for _ in range(count):
-        topic_id = rng.randbytes(16)
-        found.append(Place(topic_id.hex(), topic_id, 0))
-    return found
-
-
 class Pair:
-    """A leader and a follower in simulated time."""
+    """A leader and a follower of `count` partitions, each of another topic, in simulated time."""
 
-    def __init__(self, places: list[Place], batch_bytes: int, *, with_sessions: bool) -> None:
-        self.leader = Leader(places, batch_bytes)
+    def __init__(self, count: int, batch_bytes: int, rng: Random, *, with_sessions: bool) -> None:
+        self.leader = Leader([rng.randbytes(16) for _ in range(count)], batch_bytes)
         self._cache = FetchSessionCache(self.leader.subscriptions, AdoptedPolicy(1), lambda: _SESSION_ID)
         self._handler = FetchSessionHandler(enabled=with_sessions)
         self._batch_bytes = batch_bytes
-        self._moved = list(range(len(places)))
-        self._positions = [0] * len(places)
-        self._index = {(place.topic_id, place.partition): at for at, place in enumerate(places)}
+        self._moved = list(range(count))
+        self._positions = [0] * count
 
-    def live(self, rates: list[float], duration_s: float, rng: Random) -> Traffic:
-        """Fetch for so long, while batches come at these rates a second; the first, full fetch is not counted."""
+    def run(self, rates: list[float], duration_s: float, rng: Random) -> Traffic:
+        """Fetch for `duration_s` with these append rates per second. The first, full fetch is not counted."""
         appends = _Appends(self.leader, rates, rng)
         traffic, now_ms = Traffic(0, 0, 0, 0), 0.0
         self.fetch(now_ms, appends)
@@ -125,14 +104,14 @@ class Pair:
         return traffic
 
     def fetch(self, now_ms: float, appends: _Appends) -> tuple[Traffic, float]:
-        """One fetch, and when it is answered."""
+        """Run one fetch; return its traffic and the time of its response."""
         for at in self._moved:
-            place = self.leader.places[at]
-            asked = m.FetchPartition(place.partition, 0, self._positions[at], 0, 0, PARTITION_MAX_BYTES)
-            self._handler.want(place.topic, place.topic_id, asked)
+            topic_id = self.leader.topic_ids[at]
+            partition = m.FetchPartition(0, 0, self._positions[at], 0, 0, PARTITION_MAX_BYTES)
+            self._handler.want(self.leader.topic_name(topic_id), topic_id, partition)
         self._moved = []
-        said = self._handler.next_request()
-        request = said.fill(
+        session_request = self._handler.next_request()
+        request = session_request.fill(
             m.FetchRequest("cluster", _FOLLOWER, 1, max_wait_ms=WAIT_MS, min_bytes=1, max_bytes=RESPONSE_MAX_BYTES)
         )
         fetch = self._cache.begin(request, "follower", int(now_ms))
@@ -149,22 +128,15 @@ class Pair:
                     woken.clear()
                     fetch.read(self.leader)
         response = fetch.respond(int(now_ms))
-        answer = self._handler.handle_response(said, response)
         records = 0
-        for one in answer.partitions:
+        for one in self._handler.handle_response(session_request, response).partitions:
             if one.data.records:
-                at = self._index[one.topic_id, one.requested.partition]
+                at = self.leader.index[one.topic_id]
                 self._positions[at] += len(one.data.records) // self._batch_bytes
                 self._moved.append(at)
                 records += len(one.data.records)
-        sent = len(encode(request))
-        traffic = Traffic(1, sent, response_overhead(response, records), records // self._batch_bytes)
-        return traffic, now_ms
-
-
-def response_overhead(response: m.FetchResponse, records: int) -> int:
-    """Bytes of a response that has so many bytes of records, without those."""
-    return len(encode(response)) - records
+        overhead = len(encode(response)) - records
+        return Traffic(1, len(encode(request)), overhead, records // self._batch_bytes), now_ms
 
 
 class _Appends:
@@ -181,7 +153,7 @@ class _Appends:
         return now_ms + self._rng.expovariate(self._total) if self._total > 0 else float("inf")
 
     def next(self, until_ms: float) -> float:
-        """The next append, done; `until_ms` when there is none before."""
+        """Run the next append and return its time, or `until_ms` if there is none before."""
         if self._next_ms >= until_ms:
             return until_ms
         now_ms = self._next_ms
@@ -191,13 +163,13 @@ class _Appends:
         return now_ms
 
     def until(self, until_ms: float) -> None:
-        """All appends before a time, done."""
+        """Run all appends before a time."""
         while self.next(until_ms) < until_ms:
             pass
 
 
 def sample(task: Task) -> dict[str, float]:
-    """Some pairs of the mesh: what one says a second on average, and what all would."""
+    """Simulate some pairs; return the mean of one and the total of all."""
     sizes, rng = task.sizes, task.rng()
     leads = sizes.partitions * (sizes.replication_factor - 1) // sizes.brokers
     total, partitions = Traffic(0, 0, 0, 0), 0
@@ -205,8 +177,8 @@ def sample(task: Task) -> dict[str, float]:
         count = max(binomial(rng, leads, 1 / (sizes.brokers - 1)), 1)
         rates = [zipf_rate(rng, sizes) for _ in range(count)]
         pair_rng = Random(rng.getrandbits(64))
-        pair = Pair(places_of(count, pair_rng), sizes.batch_bytes, with_sessions=task.case == "sessions")
-        total += pair.live(rates, sizes.simulated_s, pair_rng)
+        pair = Pair(count, sizes.batch_bytes, pair_rng, with_sessions=task.case == "sessions")
+        total += pair.run(rates, sizes.simulated_s, pair_rng)
         partitions += count
     simulated_s = sizes.pairs * sizes.simulated_s
     pairs = sizes.brokers * (sizes.brokers - 1)
@@ -223,21 +195,20 @@ def sample(task: Task) -> dict[str, float]:
 
 
 def by_size(partitions: int, changed: int, *, with_sessions: bool, sizes: Sizes, seed: int) -> Traffic:
-    """One fetch of a follower of so many partitions, of which so many got a batch since the last one."""
+    """Return the traffic of one fetch of a follower of `partitions` partitions, of which `changed` got a batch."""
     rng = Random(f"{seed}:size")
-    pair = Pair(places_of(partitions, rng), sizes.batch_bytes, with_sessions=with_sessions)
+    pair = Pair(partitions, sizes.batch_bytes, rng, with_sessions=with_sessions)
     idle = _Appends(pair.leader, [], rng)
     pair.fetch(0.0, idle)
-    for at in range(changed):
-        pair.leader.append(at)
-    pair.fetch(1000.0, idle)  # its positions are told by the next one
-    for at in range(changed):
-        pair.leader.append(at)
-    return pair.fetch(2000.0, idle)[0]
+    for now_ms in (1000.0, 2000.0):  # the second request has the positions after the first one
+        for at in range(changed):
+            pair.leader.append(at)
+        traffic, _ = pair.fetch(now_ms, idle)
+    return traffic
 
 
 def sample_sizes(task: Task) -> dict[str, float]:
-    """The bytes of a fetch by the partitions of its session: the case says how many have changed."""
+    """Return the bytes of a fetch by session size. The case is the number of changed partitions."""
     changed = int(task.case)
     figures: dict[str, float] = {}
     for partitions in SESSION_SIZES:

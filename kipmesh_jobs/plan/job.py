@@ -1,4 +1,4 @@
-"""``kipmesh job plan``."""
+"""The command `kipmesh job plan`."""
 
 from __future__ import annotations
 
@@ -25,46 +25,49 @@ _FIGURES: Final = "kip string, what string, seed_says string, computed string, h
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The mesh, and how often it is drawn."""
+    """Size of the cluster, and number of samples."""
 
-    brokers: Annotated[int, typer.Option(min=10, max=10_000, help="Brokers of the mesh.")] = 1_000
-    topics: Annotated[int, typer.Option(min=10, max=100_000_000, help="Topics of the mesh.")] = 1_000_000
-    topic_partitions: Annotated[int, typer.Option(min=1, max=1_000, help="Partitions of a topic.")] = 10
-    replication_factor: Annotated[int, typer.Option(min=2, max=9, help="Replicas of a partition.")] = 3
-    producers: Annotated[int, typer.Option(min=1, max=100_000_000, help="Producers of the mesh.")] = 100_000
+    brokers: Annotated[int, typer.Option(min=10, max=10_000, help="Number of brokers.")] = 1_000
+    topics: Annotated[int, typer.Option(min=10, max=100_000_000, help="Number of topics.")] = 1_000_000
+    topic_partitions: Annotated[int, typer.Option(min=1, max=1_000, help="Partitions per topic.")] = 10
+    replication_factor: Annotated[int, typer.Option(min=2, max=9, help="Replicas per partition.")] = 3
+    producers: Annotated[int, typer.Option(min=1, max=100_000_000, help="Number of producers.")] = 100_000
     batches_per_s: Annotated[
-        float, typer.Option("--batches-per-second", min=0.001, help="Batches produced to the whole mesh.")
+        float, typer.Option("--batches-per-second", min=0.001, help="Batches produced to the whole cluster.")
     ] = 1_000_000.0
     slots: Annotated[int, typer.Option(min=10, max=100_000, help="Slots of a broker's session cache.")] = 10_000
-    runs: Annotated[int, typer.Option(min=1, max=10_000, help="Samples of each case.")] = 3
-    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same figures.")] = 1
+    runs: Annotated[int, typer.Option(min=1, max=10_000, help="Samples per case.")] = 3
+    seed: Annotated[int, typer.Option(min=0, help="Random seed, which determines all figures.")] = 1
 
     def __post_init__(self) -> None:
         if self.replication_factor >= self.brokers:
-            raise typer.BadParameter("fewer than the brokers", param_hint="--replication-factor")
-        if self.topics * self.topic_partitions < self.brokers:
-            raise typer.BadParameter("at least a partition a broker is needed", param_hint="--topics")
-        if self.topics * self.topic_partitions * self.replication_factor / self.brokers > 300_000:
-            raise typer.BadParameter("more than 300,000 replicas a broker are not simulated", param_hint="--topics")
+            text = f"must be less than the {self.brokers} brokers, got {self.replication_factor}"
+            raise typer.BadParameter(text, param_hint="--replication-factor")
+        partitions = self.topics * self.topic_partitions
+        if partitions < self.brokers:
+            text = f"must give at least one partition per broker, got {partitions} for {self.brokers} brokers"
+            raise typer.BadParameter(text, param_hint="--topics")
+        if partitions * self.replication_factor / self.brokers > 300_000:
+            raise typer.BadParameter("must give at most 300,000 replicas per broker", param_hint="--topics")
 
     def sizes(self) -> Sizes:
-        """As samples take them."""
+        """Return the sizes for the samples."""
         from kipmesh_jobs.plan.sizes import Sizes
 
         return Sizes(**{name: value for name, value in asdict(self).items() if name in Sizes._fields})
 
 
-TEXT: Final = """Plan a mesh that no machine here has room for, from the code that brokers and clients run.
+TEXT: Final = """Plan a large cluster by simulation, with the production code of brokers and clients.
 
-A Monte-Carlo over the production cores: fetch bytes with and without sessions (KIP-227), session caches in a crowd
-under both policies, a broker's failure by event and by record (KIP-630), the metadata of many producers (KIP-526). Each
-sample is a Spark task with a seed of its own. The report sets the figures of the proposals beside the computed ones.
+A Monte Carlo simulation of fetch bytes with and without sessions (KIP-227), session caches with many clients under
+both policies, a broker failure by event and by record (KIP-630), and the metadata of many producers (KIP-526). Each
+sample is a Spark task with its own seed. The report compares the results with the figures of the proposals.
 
-Exit code 1 when a figure of a proposal does not come out."""
+Exit code 1 if a figure of a proposal is not reproduced."""
 
 
 def run(run: JobRun, options: Options) -> Outcome:
-    """The job."""
+    """Run the simulation. Returns a failed outcome if a figure of a proposal is not reproduced."""
     from kipmesh_jobs.plan.seeds import figures
     from kipmesh_jobs.plan.simulation import Statistics, all_tasks, make_page, simulate
 
@@ -86,9 +89,9 @@ def run(run: JobRun, options: Options) -> Outcome:
     summary = summarize(options, found, computed)
     wrong = [one for one in computed if one.holds is False]
     lines = [
-        f"{len(tasks)} samples; {sum(one.holds is True for one in computed)} figures of the proposals come out,"
-        f" {len(wrong)} do not",
-        *(f"KIP-{one.kip}: {one.what}: said {one.seed_says}, computed {one.computed}" for one in wrong),
+        f"{len(tasks)} samples; {sum(one.holds is True for one in computed)} figures of the proposals are reproduced,"
+        f" {len(wrong)} are not",
+        *(f"KIP-{one.kip}: {one.what}: proposal {one.seed_says}, computed {one.computed}" for one in wrong),
         *_lines(summary),
     ]
     page = make_page(sizes, options.runs, options.seed, found, computed)
@@ -96,7 +99,7 @@ def run(run: JobRun, options: Options) -> Outcome:
 
 
 def summarize(options: Options, found: Statistics, computed: Sequence[Figure]) -> dict[str, Any]:
-    """summary.json."""
+    """Return the contents of summary.json."""
     with_sessions = found.mean("fetches", "sessions", "mesh_bytes_per_s")
     without = found.mean("fetches", "without", "mesh_bytes_per_s")
     return {
@@ -116,10 +119,10 @@ def _lines(summary: dict[str, Any]) -> list[str]:
     hits = ", ".join(f"{case} {percent(round(value, 3))}" for case, value in summary["session_hits"].items())
     sent = summary["failover_sent_bytes"]
     return [
-        f"what followers and leaders say: {binary_size(fetch['sessions'])}/s with sessions, "
+        f"fetch overhead of followers: {binary_size(fetch['sessions'])}/s with sessions, "
         f"{binary_size(fetch['without'])}/s without, {fetch['ratio']:.1f} x",
-        f"fetches that were incremental, by policy and consumers per slot: {hits}",
-        f"a broker fails: {binary_size(sent['event:1'])} to all brokers by event, "
+        f"incremental fetches, by policy and consumers per slot: {hits}",
+        f"broker failure: {binary_size(sent['event:1'])} to all brokers by event, "
         f"{binary_size(sent['record:1'])} by record",
         "metadata of all producers: "
         + ", ".join(f"{mode} {binary_size(value)}/s" for mode, value in summary["metadata_bytes_per_s"].items()),
@@ -128,7 +131,7 @@ def _lines(summary: dict[str, Any]) -> list[str]:
 
 JOB: Final = Job(
     name="plan",
-    summary="Plan a mesh that no machine here has room for, by Monte-Carlo over the production cores.",
+    summary="Plan a large cluster by Monte Carlo simulation of the production code.",
     text=TEXT,
     examples="""
     kipmesh job plan

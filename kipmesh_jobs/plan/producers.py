@@ -1,7 +1,7 @@
-"""The metadata that many producers ask for: their own tracker, through simulated hours (526-03 to 526-11).
+"""Metadata requests of many producers: the production tracker in simulated time (526-03 to 526-11).
 
-Each producer's day is one of `kipmesh_jobs.plan.producer_day`, which also holds the tracker to its rules. Requests and
-answers are counted in bytes as they are encoded: an answer names all brokers, and each topic's partitions.
+`kipmesh_jobs.plan.producer_day` simulates each producer and checks the tracker's rules. Sizes are those of encoded
+messages: a response has all brokers, and the partitions of each topic.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ RECORDS_PER_TOPIC_S = 0.2
 
 
 def topics_of(rng: Random) -> int:
-    """How many topics a producer writes to: half of them to no more than `MEDIAN_TOPICS`, a few to very many."""
+    """Return a random number of topics: at most `MEDIAN_TOPICS` for half of the producers, very many for a few."""
     return min(max(round(rng.lognormvariate(0, SPREAD) * MEDIAN_TOPICS), 1), TOPICS_MAX)
 
 
-def live(topics: int, mode: RefreshMode, seed: int, duration_s: int = DURATION_S) -> DayResult:
-    """A producer's time; popular topics get more records than others."""
+def simulate(topics: int, mode: RefreshMode, seed: int, duration_s: int = DURATION_S) -> DayResult:
+    """Simulate a producer whose popular topics get more records."""
     rate = max(topics * RECORDS_PER_TOPIC_S, 1.0)
     config = DayConfig("zipf", mode, topics=topics, duration_s=duration_s, records_per_s=rate, seed=seed)
     return Day(config).run()
 
 
-def live_idle(topics: int, mode: RefreshMode) -> DayResult:
-    """A producer's start: a record to each of its topics within five seconds, one after the other, and then none."""
+def simulate_start(topics: int, mode: RefreshMode) -> DayResult:
+    """Simulate a start: one record to each topic within five seconds, then none."""
     return Day(DayConfig("idle", mode, topics=topics, duration_s=60)).run()
 
 
 def message_bytes(sizes: Sizes, topics: int) -> tuple[int, int]:
-    """Bytes of a request for so many topics, and of its answer."""
+    """Return the bytes of a request for `topics` topics, and of its response."""
     names = [f"topic-{number:07}" for number in range(topics)]
     brokers = [
         m.MetadataResponseBroker(number, f"broker-{number}.example.org", 9092, f"rack-{number % 3}")
@@ -52,36 +52,36 @@ def message_bytes(sizes: Sizes, topics: int) -> tuple[int, int]:
         m.MetadataResponsePartition(0, number, replicas[0], 5, replicas, replicas)
         for number in range(sizes.topic_partitions)
     ]
-    answered = [m.MetadataResponseTopic(0, name, b"i" * 16, False, partitions) for name in names]
+    topic_responses = [m.MetadataResponseTopic(0, name, b"i" * 16, False, partitions) for name in names]
     request = m.MetadataRequest([m.MetadataRequestTopic(name=name) for name in names])
-    response = m.MetadataResponse(0, brokers, "cluster", 1, answered)
+    response = m.MetadataResponse(0, brokers, "cluster", 1, topic_responses)
     return len(encode(request)), len(encode(response))
 
 
 def sample(task: Task) -> dict[str, float]:
-    """Some producers, and what all of them together ask of the brokers."""
+    """Simulate some producers and scale their requests to all."""
     sizes, rng = task.sizes, task.rng()
     mode = next(mode for mode in MODES if mode == task.case)
     empty, one = (sum(message_bytes(sizes, topics)) for topics in (0, 1))
-    requests = asked = start_requests = start_topics = topics = records = 0
+    requests = requested_topics = start_requests = start_topics = topics = records = 0
     for _ in range(sizes.producers_simulated):
         many = topics_of(rng)
-        found = live(many, mode, rng.getrandbits(32))
+        found = simulate(many, mode, rng.getrandbits(32))
         topics += many
         records += found.records
         requests += sum(found.requests.values())
-        asked += sum(found.topics.values())
+        requested_topics += sum(found.topics.values())
         start_requests += found.requests[0]
         start_topics += found.topics[0]
     share = sizes.producers / sizes.producers_simulated
-    sent = requests * empty + asked * (one - empty)
+    sent = requests * empty + requested_topics * (one - empty)
     return {
         "topics_of_producer": topics / sizes.producers_simulated,
         "requests_per_s": share * requests / DURATION_S,
-        "topics_per_s": share * asked / DURATION_S,
+        "topics_per_s": share * requested_topics / DURATION_S,
         "bytes_per_s": share * sent / DURATION_S,
         "bytes_per_record": sent / max(records, 1),
-        "topics_per_request": asked / max(requests, 1),
+        "topics_per_request": requested_topics / max(requests, 1),
         "start_requests_per_s": share * start_requests / (WINDOW_MS / 1000),
         "start_topics_per_s": share * start_topics / (WINDOW_MS / 1000),
         "start_bytes_per_s": share * (start_requests * empty + start_topics * (one - empty)) / (WINDOW_MS / 1000),

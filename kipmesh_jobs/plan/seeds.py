@@ -1,8 +1,7 @@
-"""The figures that the proposals give, beside those that the code computes (630-18 and others).
+"""Figures of the proposals, compared with computed ones (630-18 and others).
 
-A figure `holds` when what kipmesh's code computes is what the proposal says, within the rounding that it uses. Where
-records of the proposal and of this code have other sizes, both are there: the proposal's own sum with its sizes, and
-the measured one. Neither has a verdict: the sum holds whatever the code does, and the measured one has other sizes.
+A figure `holds` if the code reproduces the proposal's value within its rounding. Where record sizes differ from the
+proposal's, there are two figures without a verdict: the proposal's sum with its own sizes, and the measured value.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from kipmesh_jobs.report import binary_size, number
 KIB, MIB = 1 << 10, 1 << 20
 SEED_TOPICS, SEED_PARTITIONS, SEED_REPLICAS, SEED_BROKERS = 100_000, 10, 3, 100
 ISR_CHANGE_BYTES = 4 + 16 + 8 + 4 + 4 + 2 + 2
-"""Partition id, topic id, ISR, leader, leader epoch, API key and version, as KIP-630 counts them."""
+"""Partition id, topic id, ISR, leader, leader epoch, API key and version, as in KIP-630."""
 FENCE_BYTES = 4 + 2 + 2
 STATE_MB, CHANGE_MB_S, CLEAN_RATIO = 100, 1.0, 0.5
 
 Mean = Callable[[str, str, str], float]
-"""The mean of a metric of a part's case over all runs."""
+"""Returns the mean over all runs of (part, case, metric)."""
 
 
 class Figure(NamedTuple):
-    """A figure as the proposal says it and as it is computed; `holds` is None for one without a verdict."""
+    """A figure of a proposal and the computed value. `holds` is None without a verdict."""
 
     kip: str
     what: str
@@ -43,17 +42,17 @@ class Figure(NamedTuple):
 
 
 def figures(mean: Mean) -> list[Figure]:
-    """All of them."""
+    """Return all figures."""
     return [*_sessions(mean), *_metadata(), *_fencing(mean), *_snapshots()]
 
 
 def _exact(kip: str, what: str, says: str, value: float, expected: float, text: str = "") -> Figure:
-    """One that comes out only if it is equal."""
+    """Return a figure that holds only if the values are equal."""
     return Figure(kip, what, says, text or number(value), value == expected, float(value))
 
 
 def _sum(what: str, says: str, text: str, value: float) -> Figure:
-    """Without a verdict: the proposal's own sum, or the size of records that are larger than the proposal's."""
+    """Return a figure without a verdict."""
     return Figure("630", what, says, text, None, float(value))
 
 
@@ -94,7 +93,7 @@ def _sessions(mean: Mean) -> list[Figure]:
 def _sizes_of(mean: Mean, way: str) -> dict[int, float]:
     found = {}
     for size in SESSION_SIZES:
-        with suppress(KeyError):  # a mesh may have fewer partitions
+        with suppress(KeyError):  # the cluster may have fewer partitions
             found[size] = mean("sizes", "10", f"{way}:{size}")
     return found
 
@@ -105,8 +104,8 @@ def _metadata() -> list[Figure]:
     few, many = tracker.target_topics(100), tracker.target_topics(10_000)
     topics = 50
     pairs = topics * (topics + 1) // 2
-    new = producers.live_idle(topics, "paced")
-    old = producers.live_idle(topics, "all")
+    new = producers.simulate_start(topics, "paced")
+    old = producers.simulate_start(topics, "all")
     start = f"requests of a start with {topics} new topics, one after the other"
     return [
         _exact("526", "metadata.evict.ms", "5 minutes", evict, 300_000, f"{evict / 60_000:g} minutes"),
@@ -131,7 +130,7 @@ def _fencing(mean: Mean) -> list[Figure]:
     replica, fenced = partitions * ISR_CHANGE_BYTES, FENCE_BYTES * observers
     sent = replica * observers
     by_record, by_event = ({name: mean("seed", way, name) for name in _SEED_METRICS} for way in ("record", "event"))
-    decided = by_record["records"] - 1  # one more says that the broker is fenced
+    decided = by_record["records"] - 1  # the other record fences the broker
     framed = "the same, with batch framing, in Fetch responses"
 
     def measured(what: str, says: str, value: float) -> Figure:
@@ -157,7 +156,7 @@ _SEED_METRICS = ("records", "record_bytes", "replica_bytes", "sent_bytes", "sent
 
 
 class Reads(NamedTuple):
-    """MB a second that are read to keep a state small, second by second added up."""
+    """MB per second that compaction reads."""
 
     head: float
     offset_map: float
@@ -166,7 +165,7 @@ class Reads(NamedTuple):
 
 
 def compaction_reads(state_mb: float, change_mb_s: float, clean_ratio: float, cycles: int = 4) -> Reads:
-    """Log compaction of a state that keeps its size: it begins when `clean_ratio` of the state was changed."""
+    """Simulate compaction of a state of constant size, which starts when `clean_ratio` of the state has changed."""
     head = offset_map = copied = dirty = 0.0
     seconds = done = 0
     while done < cycles:

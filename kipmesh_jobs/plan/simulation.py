@@ -1,4 +1,4 @@
-"""The samples of a plan, the function that a Spark task runs for one, statistics over them, and the page."""
+"""Samples of a plan, the function of a Spark task, statistics, and the page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PARTS: Final[Mapping[str, Callable[[Task], dict[str, float]]]] = {
     "producers": producers.sample,
     "fetches": fetches.sample,
 }
-"""The longest first, so that no task is left over at the end."""
+"""Slowest parts first, so that tasks end at about the same time."""
 CASES: Final[Mapping[str, tuple[str, ...]]] = {
     "slots": tuple(slots.case_of(policy, load) for policy in slots.POLICIES for load in slots.LOADS),
     "sizes": fetches.CHANGED_CASES,
@@ -30,11 +30,11 @@ CASES: Final[Mapping[str, tuple[str, ...]]] = {
     "fetches": fetches.CASES,
 }
 _ONCE: Final = ("sizes", "seed")
-"""Nothing in them is left to chance."""
+"""Parts without randomness."""
 
 
 def all_tasks(sizes: Sizes, runs: int, seed: int) -> list[Task]:
-    """Every case of every part, `runs` times each where there is chance in it."""
+    """Return every case of every part, `runs` times if it is random."""
     return [
         Task(part, case, run, seed, sizes)
         for part, cases in CASES.items()
@@ -45,13 +45,13 @@ def all_tasks(sizes: Sizes, runs: int, seed: int) -> list[Task]:
 
 
 def simulate(task: Task) -> list[Sample]:
-    """One sample."""
+    """Run one sample."""
     figures = _PARTS[task.part](task)
     return [Sample(task.part, task.case, task.run, metric, float(value)) for metric, value in figures.items()]
 
 
 class Statistics:
-    """The mean, the range and the deviation of each metric of a case over all runs."""
+    """Mean, range and standard deviation of each metric by case, over all runs."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         values = pd.DataFrame(sorted(samples)).groupby(["part", "case", "metric"])["value"]
@@ -59,19 +59,19 @@ class Statistics:
         self._table = found.assign(deviation=values.std(ddof=0))
 
     def mean(self, part: str, case: str, metric: str) -> float:
-        """Raises KeyError when there is none."""
+        """Return the mean of a metric. Raises KeyError if there is none."""
         return float(self._table.at[(part, case, metric), "mean"])
 
     def case(self, part: str, case: str) -> dict[str, float]:
-        """The means of a case's metrics; empty when it was not simulated."""
+        """Return the means of a case's metrics; empty if it was not simulated."""
         return {key[2]: mean for key, mean in self._table["mean"].items() if key[:2] == (part, case)}
 
     def by_case(self, part: str, metric: str) -> dict[str, float]:
-        """The means of a metric by the cases that have it."""
+        """Return the means of a metric by case."""
         return {key[1]: mean for key, mean in self._table["mean"].items() if (key[0], key[2]) == (part, metric)}
 
     def rows(self) -> list[dict[str, Any]]:
-        """All, in order."""
+        """Return all rows, sorted."""
         found: list[dict[str, Any]] = self._table.reset_index().to_dict("records")
         return found
 
@@ -84,7 +84,7 @@ _FAILURE: Final = (
 
 
 def make_page(sizes: Sizes, runs: int, seed: int, found: Statistics, computed: Sequence[Figure]) -> Page:
-    """The report."""
+    """Return the page of the job."""
     failures = {
         (many, way): found.case("failover", failover.case_of(way, many))
         for many in failover.FAILURES

@@ -1,4 +1,4 @@
-"""What is planned, what a sample is, and where its randomness comes from."""
+"""Sizes of the planned cluster, tasks, samples, and their randomness."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Sizes(NamedTuple):
-    """A mesh. Every field is a number above 0; rates are a second, over the whole mesh."""
+    """Size of a cluster. All fields are positive; rates are per second for the whole cluster."""
 
     brokers: int = 1_000
     topics: int = 1_000_000
@@ -20,26 +20,26 @@ class Sizes(NamedTuple):
     batches_per_s: float = 1_000_000.0
     batch_bytes: int = 1_000
     slots: int = 10_000
-    """Of a broker's session cache (227-13)."""
+    """Slots of a broker's session cache (227-13)."""
     pairs: int = 20
-    """Leader and follower, simulated in a sample."""
+    """Pairs of leader and follower that a sample simulates."""
     simulated_s: int = 20
-    """Of each pair."""
+    """Simulated seconds of each pair."""
     producers_simulated: int = 10
 
     @property
     def partitions(self) -> int:
-        """Of all topics."""
+        """Number of partitions of all topics."""
         return self.topics * self.topic_partitions
 
     @property
     def partitions_of_broker(self) -> float:
-        """Replicas that a broker holds, on average."""
+        """Mean number of replicas of a broker."""
         return self.partitions * self.replication_factor / self.brokers
 
 
 class Task(NamedTuple):
-    """One sample: what, of which case, and the number of the run."""
+    """One sample to simulate: part, case and run."""
 
     part: str
     case: str
@@ -48,12 +48,12 @@ class Task(NamedTuple):
     sizes: Sizes
 
     def rng(self) -> Random:
-        """The same for each case of a run: cases are compared on the same draw."""
+        """Return the generator of a run. All cases of a run use the same draws, so they are comparable."""
         return Random(f"{self.seed}:{self.part}:{self.run}")
 
 
 class Sample(NamedTuple):
-    """A figure of a sample."""
+    """One figure of a sample."""
 
     part: str
     case: str
@@ -63,11 +63,11 @@ class Sample(NamedTuple):
 
 
 def binomial(rng: Random, trials: int, share: float) -> int:
-    """How many of many trials succeed."""
+    """Return the number of successes in `trials` with probability `share`."""
     return int(np.random.default_rng(rng.getrandbits(64)).binomial(trials, share))
 
 
 def zipf_rate(rng: Random, sizes: Sizes) -> float:
-    """Batches a second of a partition that is drawn: its topic's share falls with its rank, as 1 / rank."""
+    """Return the batches per second of a random partition; a topic's share is proportional to 1 / rank."""
     harmonic = math.log(sizes.topics) + 0.5772156649
     return sizes.batches_per_s / (rng.randint(1, sizes.topics) * harmonic * sizes.topic_partitions)

@@ -1,10 +1,9 @@
-"""A broker's session cache in a crowd, under both policies (227-13 to 227-15).
+"""A broker's session cache with many clients, under both policies (227-13 to 227-15).
 
-Followers and consumers come, fetch and go; the cache, its policy and each client's handler are those of brokers and
-clients. What decides is who is there, how large it is and how long it is silent. So partitions have no records and
-answer at once, and a client that fetches steadily is one that fetches every 30 seconds: to a policy it is the same as
-one that always waits here, and costs less. A tenth of the consumers is slow: five minutes between two fetches, longer
-than `min.incremental.fetch.session.eviction.ms`.
+Followers and consumers arrive, fetch and leave. Cache, policy and session handlers are those of brokers and clients.
+Only the clients' number, size and idle time matter, so partitions have no records and respond immediately. A steady
+client fetches every 30 s, which the policy treats like one that always has a fetch pending. A tenth of the consumers is
+slow: five minutes between fetches, more than `min.incremental.fetch.session.eviction.ms`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from kipmesh_jobs.plan.sizes import Sizes, Task, binomial
 
 POLICIES = ("adopted", "reserved")
 LOADS = (0.5, 1.0, 2.0)
-"""Consumers of a broker, beside the slots that it has."""
+"""Consumers per slot of a broker."""
 STEADY_MS = 30_000
 SLOW_MS = 300_000
 SLOW_SHARE = 0.1
@@ -40,10 +39,10 @@ MEDIAN_PARTITIONS = 5
 SPREAD = 1.2
 CONSUMER_PARTITIONS_MAX = 500
 LARGE = 20
-"""From so many partitions on a consumer is a large one."""
+"""Minimum number of partitions of a large consumer."""
 FOLLOWER_PARTITIONS_MAX = 200
 SLOTS_PER_BROKER = 1
-"""One fetcher for each leader, so one session for each follower."""
+"""A follower has one fetcher, and so one session, per leader."""
 
 
 class Client(NamedTuple):
@@ -70,8 +69,8 @@ class _Empty:
         return topic_id.hex()
 
 
-class Crowd:
-    """One broker and who fetches from it."""
+class Broker:
+    """One broker and its clients."""
 
     def __init__(self, policy: EvictionPolicy, followers: int, consumers: int, sizes: Sizes, rng: Random) -> None:
         self._cache = FetchSessionCache(Subscriptions(), policy, lambda: rng.randrange(1, 1 << 31))
@@ -92,36 +91,38 @@ class Crowd:
         """Of all reasons."""
         return self._cache.metrics.evictions
 
-    def live(self, duration_ms: float, warm_up_ms: float) -> None:
-        """Let them fetch; counted is what comes after the warm-up."""
+    def run(self, duration_ms: float, warm_up_ms: float) -> None:
+        """Simulate all fetches. Only fetches after the warm-up are counted."""
         reader = _Empty()
         while self._due and self._due[0][0] < duration_ms:
             now_ms, _, client, gone_ms = heapq.heappop(self._due)
             kind = self._fetch(client, now_ms, reader)
-            if kind is FetchKind.ERROR:  # it lost its session: the next request is full, and at once (227-19)
+            if kind is FetchKind.ERROR:  # the session was evicted; a full request follows immediately (227-19)
                 self._fetch(client, now_ms, reader)
             if now_ms >= warm_up_ms:
                 self.fetches[client.kind] += 1
                 self.incremental[client.kind] += kind is FetchKind.INCREMENTAL
             self.most = max(self.most, len(self._cache))
             if now_ms < gone_ms:
-                self._at(now_ms + client.interval_ms * self._rng.uniform(0.9, 1.1), client, gone_ms)
+                self._schedule(now_ms + client.interval_ms * self._rng.uniform(0.9, 1.1), client, gone_ms)
             else:
-                self._leave(client, now_ms, reader)
+                self._replace(client, now_ms, reader)
 
     def _fetch(self, client: Client, now_ms: float, reader: _Empty) -> FetchKind:
-        said = client.handler.next_request()
-        request = said.fill(FetchRequest(None, client.replica_id, 1))
+        session_request = client.handler.next_request()
+        request = session_request.fill(FetchRequest(None, client.replica_id, 1))
         fetch = self._cache.begin(request, client.name, int(now_ms))
         fetch.read(reader)
-        client.handler.handle_response(said, fetch.respond(int(now_ms)))
+        client.handler.handle_response(session_request, fetch.respond(int(now_ms)))
         return fetch.kind
 
-    def _leave(self, client: Client, now_ms: float, reader: _Empty) -> None:
-        """Half of them say goodbye (227-17), the others are gone; another one comes."""
-        said = client.handler.close() if self._rng.random() < 0.5 else None
-        if said is not None:
-            fetch = self._cache.begin(said.fill(FetchRequest(None, client.replica_id, 1)), client.name, int(now_ms))
+    def _replace(self, client: Client, now_ms: float, reader: _Empty) -> None:
+        """Replace a consumer. Half of them close their session (227-17)."""
+        session_request = client.handler.close() if self._rng.random() < 0.5 else None
+        if session_request is not None:
+            fetch = self._cache.begin(
+                session_request.fill(FetchRequest(None, client.replica_id, 1)), client.name, int(now_ms)
+            )
             fetch.read(reader)
             fetch.respond(int(now_ms))
         self._consumer(now_ms + self._rng.uniform(0, STEADY_MS))
@@ -131,7 +132,7 @@ class Crowd:
         size = max(binomial(self._rng, leads, 1 / (self._sizes.brokers - 1)), 1)
         handler = _handler(min(size, FOLLOWER_PARTITIONS_MAX), self._rng)
         client = Client(f"broker-{replica_id}", "follower", replica_id, STEADY_MS, handler)
-        self._at(now_ms, client, float("inf"))
+        self._schedule(now_ms, client, float("inf"))
 
     def _consumer(self, now_ms: float) -> None:
         rng = self._rng
@@ -140,9 +141,9 @@ class Crowd:
         kind = "slow consumer" if slow else "large consumer" if size >= LARGE else "small consumer"
         self._number += 1
         client = Client(f"consumer-{self._number}", kind, -1, SLOW_MS if slow else STEADY_MS, _handler(size, rng))
-        self._at(now_ms, client, now_ms + rng.expovariate(1 / LIFE_MS))
+        self._schedule(now_ms, client, now_ms + rng.expovariate(1 / LIFE_MS))
 
-    def _at(self, when_ms: float, client: Client, gone_ms: float) -> None:
+    def _schedule(self, when_ms: float, client: Client, gone_ms: float) -> None:
         self._number += 1
         heapq.heappush(self._due, (when_ms, self._number, client, gone_ms))
 
@@ -156,7 +157,7 @@ def _handler(partitions: int, rng: Random) -> FetchSessionHandler:
 
 
 def make_policy(name: str, slots: int, followers: int) -> EvictionPolicy:
-    """Both have so many slots in all; `reserved` gives each follower its own first."""
+    """Return a policy with `slots` slots in total; `reserved` first gives each follower its own."""
     if name == "adopted":
         return AdoptedPolicy(slots)
     own = followers * SLOTS_PER_BROKER
@@ -169,20 +170,20 @@ def make_policy(name: str, slots: int, followers: int) -> EvictionPolicy:
 
 
 def case_of(policy: str, load: float) -> str:
-    """The name of a case."""
+    """Return the name of a case."""
     return f"{policy}:{load:g}"
 
 
 def sample(task: Task) -> dict[str, float]:
-    """One broker for ten minutes."""
+    """Simulate one broker for ten minutes."""
     policy, load = task.case.split(":")
     followers = task.sizes.brokers - 1
     consumers = round(task.sizes.slots * float(load))
     made = make_policy(policy, task.sizes.slots, followers)
-    crowd = Crowd(made, followers, consumers, task.sizes, task.rng())
-    crowd.live(DURATION_MS, WARM_UP_MS)
-    figures = {"sessions_most": float(crowd.most), "evictions": float(crowd.evictions)}
-    for kind, count in sorted(crowd.fetches.items()):
-        figures[f"hits:{kind}"] = crowd.incremental[kind] / count
-    figures["hits:all"] = sum(crowd.incremental.values()) / max(sum(crowd.fetches.values()), 1)
+    broker = Broker(made, followers, consumers, task.sizes, task.rng())
+    broker.run(DURATION_MS, WARM_UP_MS)
+    figures = {"sessions_most": float(broker.most), "evictions": float(broker.evictions)}
+    for kind, count in sorted(broker.fetches.items()):
+        figures[f"hits:{kind}"] = broker.incremental[kind] / count
+    figures["hits:all"] = sum(broker.incremental.values()) / max(sum(broker.fetches.values()), 1)
     return figures

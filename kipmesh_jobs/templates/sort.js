@@ -1,4 +1,4 @@
-// Sorts the tables of class sortable by the column whose heading is clicked; again, the other way round.
+// Sorts tables of class sortable by the clicked column; a second click reverses the order.
 for (const table of document.querySelectorAll(".sortable table")) {
   for (const head of table.tHead.rows[0].cells) {
     const value = (row) => {

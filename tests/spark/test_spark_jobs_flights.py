@@ -75,7 +75,7 @@ def test_each_value_that_is_no_flight_has_its_reason(
 
 
 def test_a_sample_is_what_a_walk_batch_by_batch_says(spark: SparkSession, mesh: LocalCluster, tmp_path: Path) -> None:
-    year = dataset.load_flights(dataset.find_folder(), limit=1200)
+    year = dataset.load_flights(dataset.find_directory(), limit=1200)
     feed.produce(mesh.bootstrap, "flights-sample", feed.encoded(year, 40, 12), lambda _records: None, {})
     options = Options(
         mesh.bootstrap, "flights-sample", watermark="30 minutes", gap="4 hours", max_offsets=RECORDS_PER_BATCH
@@ -148,7 +148,7 @@ def check_windows(windows: pd.DataFrame, flights: pd.DataFrame, late: set[tuple[
 
 def check_joins(flights: pd.DataFrame) -> None:
     """Each flight with the weather, aircraft and airport of the CSV, or with none."""
-    folder = dataset.find_folder()
+    folder = dataset.find_directory()
     weather = dataset.load_weather(folder)
     temperature = {(row.origin, pd.Timestamp(row.time_hour)): row.temp for row in weather.itertuples()}
     seats = dict(dataset.load_table(folder, "planes")[["tailnum", "seats"]].itertuples(index=False))

@@ -22,10 +22,10 @@ def test_a_folder_that_comes_later_is_waited_for(tmp_path: Path, monkeypatch: py
             folders["c"].mkdir()
 
     monkeypatch.setattr(time, "sleep", nap)
-    assert proofs.folders_of_replicas(folders, 2, 0) == {name: folders[name] for name in ("a", "b")}
-    assert proofs.folders_of_replicas(folders, 3, 600) == folders
+    assert proofs.existing_log_dirs(folders, 2, 0) == {name: folders[name] for name in ("a", "b")}
+    assert proofs.existing_log_dirs(folders, 3, 600) == folders
     assert len(naps) == 3
 
 
 def test_one_that_does_not_come_is_left_out(tmp_path: Path) -> None:
-    assert proofs.folders_of_replicas({"a": tmp_path, "b": tmp_path / "none"}, 2, -1) == {"a": tmp_path}
+    assert proofs.existing_log_dirs({"a": tmp_path, "b": tmp_path / "none"}, 2, -1) == {"a": tmp_path}

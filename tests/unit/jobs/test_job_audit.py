@@ -20,16 +20,16 @@ from kipmesh.messages import SnapshotId
 from kipmesh.storage import RealFileSystem, checkpoint, open_log
 from kipmesh.storage.quorum.snapshots import SnapshotStore
 from kipmesh.testing import produced_batch
-from kipmesh_jobs.audit import folders
-from kipmesh_jobs.audit.folders import (
+from kipmesh_jobs.audit import inventory as inventory_module
+from kipmesh_jobs.audit.inventory import (
     KINDS,
     SCHEMA,
     Finding,
     Inventory,
-    data_folders,
-    drop_gone,
+    data_directories,
+    drop_deleted,
     parse_replicas,
-    replicas_of_mesh,
+    replicas_of_cluster,
     take_inventory,
     tasks_of,
 )
@@ -240,9 +240,9 @@ def test_a_log_that_is_deleted_meanwhile_is_left_out(tmp_path: Path, monkeypatch
             shutil.rmtree(folder)
         return found
 
-    topic_id = folders._topic_id
+    topic_id = inventory_module._topic_id
     with monkeypatch.context() as patch:
-        patch.setattr(folders, "_topic_id", topic_id_then_deleted)
+        patch.setattr(inventory_module, "_topic_id", topic_id_then_deleted)
         inventory = take_inventory([("a", str(tmp_path))])
     assert {log.topic: bool(log.segments) for log in inventory.logs} == {
         "anew": True, "before": False, "later": True, "stays": True
@@ -251,7 +251,7 @@ def test_a_log_that_is_deleted_meanwhile_is_left_out(tmp_path: Path, monkeypatch
     shutil.rmtree(tmp_path / "later-0")
     shutil.rmtree(tmp_path / "anew-0")
     write_log(tmp_path, "anew", topic_id=b"j" * 16)
-    drop_gone(inventory)
+    drop_deleted(inventory)
     assert [log.topic for log in inventory.logs] == ["stays"]
     assert [(one.kind, one.topic) for one in inventory.problems] == [
         ("vanished", topic) for topic in ("anew", "before", "later")
@@ -263,9 +263,9 @@ def test_a_topic_is_chosen_and_a_folder_without_data_is_refused(tmp_path: Path) 
     write_log(tmp_path, "u")
     assert {log.topic for log in take_inventory([("a", str(tmp_path))], ["u"]).logs} == {"u"}
     (tmp_path / "empty").mkdir()
-    with pytest.raises(JobError, match=r"replica b: .*empty has no data folder"):
+    with pytest.raises(JobError, match=r"replica b: .*empty has no data directory"):
         take_inventory([("b", str(tmp_path / "empty"))])
-    assert data_folders(str(tmp_path)) == [str(tmp_path)]
+    assert data_directories(str(tmp_path)) == [str(tmp_path)]
 
 
 @pytest.mark.parametrize("text", ["a", "=path", "a=", "a=nowhere"])
@@ -281,10 +281,10 @@ def test_a_mesh_by_its_state(tmp_path: Path) -> None:
         {"name": "consumer-1", "role": "consumer", "dir": str(tmp_path / "consumer-1")},
     ]
     (tmp_path / "cluster.json").write_text(f'{{"nodes": {nodes}}}'.replace("'", '"'))
-    assert replicas_of_mesh(tmp_path) == [("leader-1", str(tmp_path / "leader-1"))]
+    assert replicas_of_cluster(tmp_path) == [("leader-1", str(tmp_path / "leader-1"))]
     (tmp_path / "cluster.json").write_text("{")
     with pytest.raises(JobError, match=r"--mesh .*cluster\.json cannot be read"):
-        replicas_of_mesh(tmp_path)
+        replicas_of_cluster(tmp_path)
 
 
 def test_files_are_read_as_many_at_a_time_as_a_task_takes() -> None:

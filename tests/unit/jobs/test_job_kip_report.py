@@ -125,8 +125,8 @@ def test_nothing_produced_is_no_rate() -> None:
         (1.0, 1.0, 0, "figures are exact."),
         (0.25, 0.25, 0, "25 % of the exchanges were sampled, and figures are scaled up to all of them."),
         (0.1, 1.0, 0, "10 % to 100 % of the exchanges"),
-        (1.0, 1.0, 7, "but for 7 entries that limits dropped"),
-        (None, None, 0, "snapshots only"),
+        (1.0, 1.0, 7, "Limits dropped 7 entries"),
+        (None, None, 0, "only snapshots"),
     ],
 )
 def test_sampling_is_said(least: float | None, most: float | None, dropped: int, said: str) -> None:
@@ -160,22 +160,22 @@ def test_what_the_counts_are_of_is_said() -> None:
     filled = tables()
     found = job.figures(filled)
     html = render(job.make(filled, found, topic="t", interval="hour"), generated=AT)
-    assert "counts since it started." in html
+    assert "count from the start of a broker." in html
     made = job.make(filled, found, topic="t", interval="hour", since_ms=1_772_359_200_000)
-    assert "had started before 2026-03-01 10:00:00 UTC, since its first report" in render(made, generated=AT)
+    assert "started before 2026-03-01 10:00:00 UTC, from its first report" in render(made, generated=AT)
 
 
 def test_tables_of_which_rows_are_left_out_are_named() -> None:
     filled = tables()
     assert not any("10,000" in line for line in job.lines(job.figures(filled)))
     found = job.figures(filled, ["by_client", "snapshots"])
-    assert job.lines(found)[-1].startswith("Of by_client, snapshots only 10,000 rows each")
+    assert job.lines(found)[-1].startswith("The page, and figures of single rows, use only 10,000 rows of by_client")
     html = render(job.make(filled, found, topic="t", interval="hour"), generated=AT)
-    assert "Of by_client, snapshots only 10,000 rows each" in html
+    assert "use only 10,000 rows of by_client, snapshots" in html
 
 
 def test_it_wants_a_mesh() -> None:
-    with pytest.raises(typer.BadParameter, match="where the mesh is"):
+    with pytest.raises(typer.BadParameter, match="is required"):
         Options()
     assert Options(bootstrap="b:1").topic == "__mesh_trace"
     assert JOB.name == "kip-report"

@@ -17,10 +17,10 @@ from kipmesh_jobs.plan.sizes import Sample, Sizes, Task, binomial, zipf_rate
 from kipmesh_jobs.report import render
 
 TITLES = (
-    "What the proposals say, and what comes out",
+    "Figures of the proposals",
     "Fetches with and without sessions",
     "Session caches under both policies",
-    "Brokers fail",
+    "Broker failures",
     "Metadata of the producers",
 )
 SMALL = Sizes(
@@ -68,8 +68,8 @@ def test_an_idle_pair_fetches_when_its_wait_ends_and_says_nothing_in_a_session()
     rng = Random(1)
     live = {}
     for name in fetches.CASES:
-        pair = fetches.Pair(fetches.places_of(50, Random(2)), 1000, with_sessions=name == "sessions")
-        live[name] = pair.live([], 20.0, rng)
+        pair = fetches.Pair(50, 1000, Random(2), with_sessions=name == "sessions")
+        live[name] = pair.run([], 20.0, rng)
     for found in live.values():
         assert found.batches == 0
         assert found.fetches == math.ceil(20_000 / (fetches.WAIT_MS + fetches.ROUND_TRIP_MS))
@@ -97,8 +97,8 @@ def test_both_ways_fetch_the_same_batches() -> None:
     rates = [30.0, 0.5, 4.0, 0.0]
     counts = []
     for with_sessions in (True, False):
-        pair = fetches.Pair(fetches.places_of(4, Random(2)), 1000, with_sessions=with_sessions)
-        found = pair.live(rates, 30.0, Random(9))
+        pair = fetches.Pair(4, 1000, Random(2), with_sessions=with_sessions)
+        found = pair.run(rates, 30.0, Random(9))
         counts.append(found.batches)
         assert found.batches == pytest.approx(34.5 * 30, rel=0.12)
     assert counts[0] == pytest.approx(counts[1], abs=2)
@@ -110,8 +110,8 @@ def test_both_ways_fetch_the_same_batches() -> None:
 def test_everybody_hits_while_there_are_slots_for_all() -> None:
     for policy in slots.POLICIES:
         made = slots.make_policy(policy, 100, 11)
-        crowd = slots.Crowd(made, 11, 0, SMALL, Random(1))
-        crowd.live(slots.DURATION_MS, slots.WARM_UP_MS)
+        crowd = slots.Broker(made, 11, 0, SMALL, Random(1))
+        crowd.run(slots.DURATION_MS, slots.WARM_UP_MS)
         assert crowd.most == 11
         assert crowd.evictions == 0
         # 11 followers, every 30 s after the warm-up, each within a tenth of that.
@@ -131,8 +131,8 @@ def test_followers_keep_their_sessions_in_a_crowd_under_both_policies() -> None:
 
 
 def test_without_slots_nobody_hits() -> None:
-    crowd = slots.Crowd(slots.make_policy("adopted", 0, 3), 3, 5, SMALL, Random(1))
-    crowd.live(slots.DURATION_MS, 0.0)
+    crowd = slots.Broker(slots.make_policy("adopted", 0, 3), 3, 5, SMALL, Random(1))
+    crowd.run(slots.DURATION_MS, 0.0)
     assert sum(crowd.fetches.values()) > 100
     assert sum(crowd.incremental.values()) == 0
 
@@ -168,8 +168,8 @@ def test_bytes_by_record_grow_with_the_partitions_alone() -> None:
 
 def test_a_start_asks_for_each_topic_once_or_for_all_each_time() -> None:
     for topics in (10, 40):
-        assert producers.live_idle(topics, "paced").topics[0] == topics
-        assert producers.live_idle(topics, "all").topics[0] == topics * (topics + 1) // 2
+        assert producers.simulate_start(topics, "paced").topics[0] == topics
+        assert producers.simulate_start(topics, "all").topics[0] == topics * (topics + 1) // 2
 
 
 def test_bytes_of_metadata_are_those_of_brokers_and_topics() -> None:

@@ -19,7 +19,7 @@ import kipmesh_jobs as jobs
 from kipmesh.cli import job_commands
 from kipmesh.cluster.signals import Terminated
 from kipmesh_jobs import frame
-from kipmesh_jobs.frame import FolderBusyError, Job, JobError, JobFolder, JobRun, Outcome, Settings, run_job
+from kipmesh_jobs.frame import Job, JobDirectory, JobError, JobRun, Outcome, OutputBusyError, Settings, run_job
 from kipmesh_jobs.report import Page
 
 COUNTS = ("passed", "batches", "bytes", "segments", "logs", "errors", "warnings", "pairs", "pairs_agreed", "snapshots")
@@ -128,9 +128,9 @@ def test_an_interrupt_ends_a_run_without_a_word(tmp_path: Path, caplog: pytest.L
 @pytest.mark.parametrize(
     ("moment", "said"),
     [
-        ("run", "nothing of this run is left"),
-        ("publish", "those there may be of two runs"),
-        ("tell", "its results are whole, in"),
+        ("run", "this run left no results"),
+        ("publish", "may be mixed with those of an earlier run"),
+        ("tell", "its results are complete in"),
     ],
 )
 def test_an_interrupt_says_what_is_left(
@@ -144,17 +144,17 @@ def test_an_interrupt_says_what_is_left(
     elif moment == "publish":
         monkeypatch.setattr(Path, "replace", interrupt)
     else:
-        monkeypatch.setattr(frame, "_tell", interrupt)
+        monkeypatch.setattr(frame, "_print_outcome", interrupt)
     result = CliRunner().invoke(app_of(JOB), ["say", "--word", "x", "--out", str(tmp_path)])
     assert result.exit_code == 130
-    assert f"interrupted; Spark is stopped and {'it was about' if moment == 'publish' else said}" in result.output
+    assert f"interrupted; Spark is stopped and {'results in' if moment == 'publish' else said}" in result.output
     assert said in result.output
     assert (tmp_path / "report.html").exists() == (moment == "tell")
     assert not (tmp_path / "work").exists()
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
-    with JobFolder(tmp_path, "say").locked(), pytest.raises(FolderBusyError, match="another job say"):
+    with JobDirectory(tmp_path, "say").locked(), pytest.raises(OutputBusyError, match="another job say"):
         run_job(JOB, Options("x"), Settings(tmp_path, as_json=True))
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from kipmesh_jobs.audit import job as audit
-from kipmesh_jobs.audit.folders import Finding
+from kipmesh_jobs.audit.inventory import Finding
 from kipmesh_jobs.demo.run import make_page as demo_page
 from kipmesh_jobs.flights.job import Options
 from kipmesh_jobs.flights.job import make_page as flights_page
@@ -86,14 +86,14 @@ def test_the_page_of_an_audit_names_the_divergence_and_the_findings() -> None:
     logs = [{"topic": "t", "partition": 0, "replica": name, **dict.fromkeys(log, 2_048)} for name in ("a", "a", "b")]
     html = shown(audit.make_page(summary, findings, logs, agreement))
     for text in (
-        "Replicas do not agree, or are damaged",
+        "Replicas differ or are damaged",
         "1,234 batches (1.21 KiB) in 1,234 segments",
-        "The first divergence",
-        "has abababababab at /a/0.log:61 (wrong CRC); b has nothing",
+        "First divergence",
+        "has abababababab at /a/0.log:61 (wrong CRC); b has no batch",
         '<td class="text">a, b</td>',
         "replicas differ where they must be",
         "4 KiB",
-        "It read the files and changed none.",
+        "The audited files were not changed.",
     ):
         assert text in html
     assert html.count("<h2>") == 4
@@ -121,7 +121,7 @@ def test_the_page_of_flights_has_every_section() -> None:
     names = ("flights", "cancelled", "rotations", "late_windows", "late_rotations", "dead_letters")
     html = shown(flights_page(tables(), dict.fromkeys(names, 1_500), CHECKS, shown_rows, Options()))
     for text in (
-        "1,500 flights of topic flights of a mesh of the job&#39;s own",
+        "1,500 flights of topic flights of a temporary cluster",
         "Windows of 1 hour of the scheduled departure, closed 7 days",
         "flights-2 @ 9",
         "2026-01-02 03:04",
