@@ -1,8 +1,8 @@
-"""Base of configuration models: frozen, validated values. The field `log_segment_bytes` is Kafka's key
-`log.segment.bytes`.
+"""Base of configuration models. The field `log_segment_bytes` is Kafka's key `log.segment.bytes`.
 
-Unknown keys and invalid values raise `InvalidConfigError` with one line that names the key. `kipmesh.node.settings`
-reads values from files, environment and command line. The enums are the numbers in Kafka's configuration requests.
+Models are frozen. Unknown keys and invalid values raise `InvalidConfigError` with one line that names the key.
+`kipmesh.node.settings` reads values from files, environment and command line. The enums are the numbers in Kafka's
+configuration requests.
 """
 
 from __future__ import annotations
@@ -106,7 +106,10 @@ class Config(BaseModel):
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
-        """Return the model of a mapping from dotted keys to strings or typed values. Raises InvalidConfigError."""
+        """Return the model of a mapping from dotted keys to strings or typed values.
+
+        Raises InvalidConfigError (INVALID_CONFIG) for an unknown key, a missing required key or an invalid value.
+        """
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
@@ -138,7 +141,7 @@ class Config(BaseModel):
         return limits
 
     def as_dict(self) -> dict[str, Any]:
-        """Return dotted key -> typed value."""
+        """Return dotted key -> typed value for all keys, including defaults."""
         return self.model_dump(by_alias=True)
 
 

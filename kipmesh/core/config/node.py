@@ -36,7 +36,7 @@ class Endpoint(Config):
 
     @classmethod
     def from_text(cls, text: str) -> Endpoint:
-        """Parse `NAME://host:port`. Raises ValueError."""
+        """Parse `NAME://host:port`, with port 0 to 65535. Raises ValueError for any other text."""
         name, separator, address = text.partition("://")
         host, colon, port = address.rpartition(":")
         if not (separator and colon and name and port.isdigit() and int(port) <= PORT_MAX):
@@ -90,7 +90,10 @@ class Voter(Config):
 
 
 def parse_voters(text: str) -> tuple[Voter, ...]:
-    """Parse `1@host:port,2@host:port`. Empty entries are ignored. Raises ValueError."""
+    """Parse `1@host:port,2@host:port`. Empty entries are ignored.
+
+    Raises ValueError for a malformed entry, an id or port out of range, and a duplicate id or address.
+    """
     voters: dict[int, Voter] = {}
     addresses: dict[str, int] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):

@@ -1,5 +1,4 @@
-"""TLS configuration of listeners and clients: protocols, certificates, keys and trusted authorities. See
-docs/security.md.
+"""TLS configuration of listeners and clients. See docs/security.md.
 
 Keys are Kafka's where they exist, with PEM as the only store format. `ssl.certificate.dir` and `ssl.node.names` are
 kipmesh's own.
@@ -21,7 +20,8 @@ PROTOCOLS: Mapping[str, ListenerProtocol] = {name: name for name in get_args(Lis
 
 
 def parse_protocol_map(value: tuple[str, ...]) -> dict[str, ListenerProtocol]:
-    """Return listener name -> protocol from `NAME:PROTOCOL` entries. Raises ValueError."""
+    """Return listener name -> protocol from `NAME:PROTOCOL` entries. Raises ValueError for a malformed or duplicate
+    entry."""
     protocols: dict[str, ListenerProtocol] = {}
     for text in value:
         name, colon, protocol = text.partition(":")
@@ -105,7 +105,7 @@ class ServerSslConfig(SslConfig):
     is a client and cannot replicate, vote or register. Required for TLS at an inter-node listener."""
 
     def protocol_of(self, listener: str) -> ListenerProtocol:
-        """Return the protocol of the listener with this name."""
+        """Return the protocol of the listener with this name: PLAINTEXT by default."""
         protocols = parse_protocol_map(self.listener_security_protocol_map)
         return protocols.get(listener, PROTOCOLS.get(listener, "PLAINTEXT"))
 

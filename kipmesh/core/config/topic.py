@@ -7,14 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 
-from kipmesh.core.config.base import (
-    Config,
-    MinusOneOrMore,
-    NotNegative,
-    NotNegativeInt32,
-    Positive,
-    PositiveInt32,
-)
+from kipmesh.core.config.base import Config, MinusOneOrMore, NotNegative, NotNegativeInt32, Positive, PositiveInt32
 from kipmesh.messages.schema import MAX_INT32, MAX_INT64
 
 

@@ -35,7 +35,10 @@ Event = ParamSpec("Event")
 
 
 def partition_for(group_id: str, partitions: int) -> int:
-    """Return the partition of `__consumer_offsets` that stores the group: Java's hash of its id, as in Kafka."""
+    """Return the partition of `__consumer_offsets` that stores the group, by Java's hash of its id as in Kafka.
+
+    `partitions` is the number of partitions of that topic.
+    """
     value = 0
     for (unit,) in struct.iter_unpack(">H", group_id.encode("utf-16-be")):
         value = (31 * value + unit) & 0xFFFFFFFF

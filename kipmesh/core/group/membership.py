@@ -48,7 +48,12 @@ class Membership:
     # --- JoinGroup -------------------------------------------------------------------------------------------------
 
     def join(self, request: m.JoinGroupRequest, client: Client, unique: str, request_id: int, now: Instant) -> None:
-        """Handle JoinGroup (API key 11). `unique` is a unique suffix for a new member id."""
+        """Handle JoinGroup (API key 11). `unique` is a unique suffix for a new member id.
+
+        Error codes: NOT_COORDINATOR, INVALID_GROUP_ID, INVALID_REQUEST (a name is too long), INVALID_SESSION_TIMEOUT,
+        UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, MEMBER_ID_REQUIRED, GROUP_MAX_SIZE_REACHED, INCONSISTENT_GROUP_PROTOCOL,
+        REBALANCE_IN_PROGRESS (a newer JoinGroup of the member arrived).
+        """
         self._join(_Join(request, client, unique, request_id), now)
 
     def _join(self, join: _Join, now: Instant) -> None:
@@ -228,7 +233,11 @@ class Membership:
     # --- SyncGroup -------------------------------------------------------------------------------------------------
 
     def sync(self, request: m.SyncGroupRequest, request_id: int, now: Instant) -> None:
-        """Handle SyncGroup (API key 14): write the leader's assignment, then complete all members' requests."""
+        """Handle SyncGroup (API key 14): write the leader's assignment, then complete all members' requests.
+
+        Error codes: NOT_COORDINATOR, INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION,
+        INCONSISTENT_GROUP_PROTOCOL, REBALANCE_IN_PROGRESS, and those of `write_error`.
+        """
         group = self._state.group(request.group_id)
         code = self._sync_error(group, request)
         if code or group is None:
@@ -293,7 +302,10 @@ class Membership:
     # --- Heartbeat and LeaveGroup ----------------------------------------------------------------------------------
 
     def heartbeat(self, request: m.HeartbeatRequest, request_id: int, now: Instant) -> None:
-        """Handle Heartbeat (API key 12): restart the session. REBALANCE_IN_PROGRESS tells the member to join again."""
+        """Handle Heartbeat (API key 12): restart the session. REBALANCE_IN_PROGRESS tells the member to join again.
+
+        Other error codes: NOT_COORDINATOR, INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION.
+        """
         group = self._state.group(request.group_id)
         code = self._check_member(group, request)
         if group is not None and not code:
@@ -303,7 +315,10 @@ class Membership:
         self._state.respond(request_id, m.HeartbeatResponse(error_code=code))
 
     def leave(self, request: m.LeaveGroupRequest, request_id: int, now: Instant) -> None:
-        """Handle LeaveGroup (API key 13): remove members, or static members by their instance id."""
+        """Handle LeaveGroup (API key 13): remove members, or static members by their instance id.
+
+        Error codes: NOT_COORDINATOR, INVALID_GROUP_ID; per member UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID.
+        """
         group = self._state.group(request.group_id)
         if self._state.is_closed or not request.group_id:
             code = ErrorCode.NOT_COORDINATOR if self._state.is_closed else ErrorCode.INVALID_GROUP_ID

@@ -34,7 +34,11 @@ class Offsets:
     # --- OffsetCommit ----------------------------------------------------------------------------------------------
 
     def commit(self, request: m.OffsetCommitRequest, request_id: int, now: Instant) -> None:
-        """Handle OffsetCommit (API key 8). The request completes when the offsets are committed."""
+        """Handle OffsetCommit (API key 8). The request completes when the offsets are committed.
+
+        Error codes per partition: NOT_COORDINATOR, INVALID_GROUP_ID, GROUP_ID_NOT_FOUND, INVALID_TOPIC_EXCEPTION,
+        OFFSET_METADATA_TOO_LARGE, those of `ClassicGroup.check_commit` and of `write_error`.
+        """
         state, group_id = self._state, request.group_id
         if group_id in state.deleting:
             state.when_idle(group_id, partial(self.commit, request, request_id), now)
@@ -89,7 +93,8 @@ class Offsets:
     # --- OffsetFetch -----------------------------------------------------------------------------------------------
 
     def fetch(self, request: m.OffsetFetchRequestGroup, request_id: int) -> None:
-        """Handle one group of an OffsetFetch (API key 9). Partitions without a committed offset get -1."""
+        """Handle one group of an OffsetFetch (API key 9). Partitions without a committed offset get -1. Error code:
+        NOT_COORDINATOR."""
         if self._state.is_closed:
             self._state.respond(request_id, m.OffsetFetchResponseGroup(request.group_id, (), ErrorCode.NOT_COORDINATOR))
             return
@@ -109,7 +114,11 @@ class Offsets:
     # --- OffsetDelete ----------------------------------------------------------------------------------------------
 
     def delete(self, request: m.OffsetDeleteRequest, request_id: int, now: Instant) -> None:
-        """Handle OffsetDelete (API key 47): delete offsets of topics without a subscribed member."""
+        """Handle OffsetDelete (API key 47): delete offsets of topics without a subscribed member.
+
+        Error codes: NOT_COORDINATOR, GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP (not a consumer group), those of
+        `write_error`; per partition GROUP_SUBSCRIBED_TO_TOPIC.
+        """
         state, group_id = self._state, request.group_id
         if state.is_busy(group_id) and not state.is_closed:
             state.when_idle(group_id, partial(self.delete, request, request_id), now)
@@ -200,7 +209,10 @@ class Offsets:
     # --- DeleteGroups ----------------------------------------------------------------------------------------------
 
     def delete_group(self, group_id: str, request_id: int, now: Instant) -> None:
-        """Handle one group of DeleteGroups (API key 42). The response is a DeletableGroupResult."""
+        """Handle one group of DeleteGroups (API key 42). The response is a DeletableGroupResult.
+
+        Error codes: NOT_COORDINATOR, GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP, those of `write_error`.
+        """
         state = self._state
         if state.is_busy(group_id) and not state.is_closed:
             state.when_idle(group_id, partial(self.delete_group, group_id, request_id), now)

@@ -120,7 +120,7 @@ def encode_record(record: Record) -> tuple[bytes, bytes | None]:
 
 
 def decode_record(key: bytes | None, value: bytes | None) -> Record | None:
-    """Return the record, or None for another group protocol. Raises CorruptRecordError."""
+    """Return the record, or None for another group protocol. Raises CorruptRecordError for malformed bytes."""
     if key is None or len(key) < 2:
         raise CorruptRecordError("record of __consumer_offsets has no key")
     kind = int.from_bytes(key[:2], "big", signed=True)
@@ -135,7 +135,7 @@ def decode_record(key: bytes | None, value: bytes | None) -> Record | None:
 
 
 def encode_subscription(subscription: Subscription, version: int = HIGHEST_VERSION) -> bytes:
-    """Return the metadata of a JoinGroup request."""
+    """Return the metadata of a JoinGroup request, encoded in this version."""
     return encode(subscription, version)
 
 
@@ -145,7 +145,7 @@ def decode_subscription(data: bytes) -> Subscription:
 
 
 def encode_assignment(assignment: Assignment, version: int = HIGHEST_VERSION) -> bytes:
-    """Return the assignment of a SyncGroup request."""
+    """Return the assignment of a SyncGroup request, encoded in this version."""
     return encode(assignment, version)
 
 

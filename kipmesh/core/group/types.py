@@ -82,5 +82,6 @@ _WRITE_ERRORS = {
 
 
 def write_error(code: ErrorCode) -> ErrorCode:
-    """Return the error for members when the append of a group's records failed with `code`."""
+    """Return the error for members after a failed append: COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR, or another for
+    `code`."""
     return _WRITE_ERRORS.get(code, code)

@@ -248,38 +248,34 @@ class BrokerLifecycle:
     # --- fencing
 
     def disconnected(self, broker_id: int, connection: int, now_ms: int) -> bool:
-        """Record the end of a connection that carried heartbeats. Return whether the unfenced broker goes missing by
-        it."""
-        broker = self._image.brokers.get(broker_id)
-        is_missing = self._sessions.disconnected(broker_id, connection, now_ms)
-        return is_missing and broker is not None and not broker.fenced
+        """Record the end of a connection that carried heartbeats. Return whether that starts the loss timeout of an
+        unfenced broker."""
+        return self._sessions.disconnected(broker_id, connection, now_ms) and self._is_unfenced(broker_id)
 
     def unconfirmed(self) -> dict[int, Collection[tuple[str, int]]]:
         """Return broker id -> addresses of unfenced brokers that have not contacted this controller yet."""
-        found = {broker_id: self._image.brokers.get(broker_id) for broker_id in self._sessions.unconfirmed()}
-        return {
-            broker_id: broker.endpoints.values()
-            for broker_id, broker in found.items()
-            if broker is not None and not broker.fenced
-        }
+        brokers = filter(self._is_unfenced, self._sessions.unconfirmed())
+        return {broker_id: self._image.brokers[broker_id].endpoints.values() for broker_id in brokers}
 
     def refused(self, broker_id: int, now_ms: int) -> bool:
-        """Record that the broker's address refuses connections. Return whether an unfenced broker goes missing by
-        it."""
+        """Record that the broker's address refuses connections. Return whether that starts the loss timeout of an
+        unfenced broker."""
+        return self._is_unfenced(broker_id) and self._sessions.refused(broker_id, now_ms)
+
+    def _is_unfenced(self, broker_id: int) -> bool:
         broker = self._image.brokers.get(broker_id)
-        return broker is not None and not broker.fenced and self._sessions.refused(broker_id, now_ms)
+        return broker is not None and not broker.fenced
 
     def expired(self, now_ms: int) -> list[int]:
         """Return the unfenced brokers whose sessions have expired. Each gets a new session, and is returned again if it
         expires."""
         expired = []
         for broker_id in self._sessions.expired(now_ms):
-            broker = self._image.brokers.get(broker_id)
-            if broker is None or broker.fenced:
-                self._sessions.end(broker_id)
-            else:
-                self._sessions.grant(broker_id, broker.broker_epoch, now_ms)
+            if self._is_unfenced(broker_id):
+                self._sessions.grant(broker_id, self._image.brokers[broker_id].broker_epoch, now_ms)
                 expired.append(broker_id)
+            else:
+                self._sessions.end(broker_id)
         return expired
 
     def fence(self, broker_ids: Sequence[int]) -> list[r.Record]:

@@ -35,8 +35,11 @@ DYNAMIC_KEYS: Mapping[str, str] = {
 def alter_configs(
     controller: ControllerState, request: m.IncrementalAlterConfigsRequest
 ) -> Decision[m.IncrementalAlterConfigsResponse]:
-    """Decide IncrementalAlterConfigs: set or remove keys, all or none of a resource. Errors are in the response, per
-    resource."""
+    """Decide IncrementalAlterConfigs: set or remove keys, all or none of a resource.
+
+    Error codes per resource: INVALID_CONFIG, INVALID_REQUEST, UNKNOWN_TOPIC_OR_PARTITION, BROKER_ID_NOT_REGISTERED,
+    POLICY_VIOLATION (the metadata topic).
+    """
     records: list[Record] = []
     responses = []
     seen: set[tuple[int, str]] = set()
@@ -127,7 +130,10 @@ def _broker_name(image: MetadataImage, name: str) -> str:
 def describe_configs(
     controller: ControllerState, request: m.DescribeConfigsRequest
 ) -> Decision[m.DescribeConfigsResponse]:
-    """Decide DescribeConfigs: return values and their sources. Errors are in the response, per resource."""
+    """Decide DescribeConfigs: return values, their sources and, on request, their documentation.
+
+    Error codes per resource: INVALID_REQUEST, UNKNOWN_TOPIC_OR_PARTITION, BROKER_ID_NOT_REGISTERED.
+    """
     results = []
     for resource in request.resources:
         name = (resource.resource_type, resource.resource_name)

@@ -111,7 +111,7 @@ class MetadataController(ControllerState):
     def elect_leaders(
         self, election_type: m.ElectionType, partitions: Sequence[elections.TopicPartition]
     ) -> Decision[list[elections.ElectionResult]]:
-        """Decide ElectLeaders for these partitions: one result per partition."""
+        """Decide ElectLeaders for these partitions. See `elections.elect_leaders` for results and errors."""
         return elections.elect_leaders(self, election_type, partitions, self.brokers.elect_unclean)
 
     def withdraw_elections(self, partitions: Iterable[elections.TopicPartition]) -> Decision[None]:

@@ -29,8 +29,11 @@ _MECHANISMS = {number: name for name, number in NUMBERS.items()}
 def alter_user_scram_credentials(
     controller: ControllerState, request: m.AlterUserScramCredentialsRequest
 ) -> Decision[m.AlterUserScramCredentialsResponse]:
-    """Decide AlterUserScramCredentials. The response has one result per user, deletions first, with the error if
-    any."""
+    """Decide AlterUserScramCredentials. The response has one result per user, deletions first.
+
+    Error codes per user: DUPLICATE_RESOURCE, RESOURCE_NOT_FOUND, UNACCEPTABLE_CREDENTIAL, UNSUPPORTED_SASL_MECHANISM,
+    POLICY_VIOLATION (too many alterations).
+    """
     alterations: list[m.ScramCredentialDeletion | m.ScramCredentialUpsertion] = [
         *request.deletions,
         *request.upsertions,

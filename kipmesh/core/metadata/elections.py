@@ -104,7 +104,7 @@ def elect_clean(key: PartitionKey, state: PartitionState, can_lead: CanLead) -> 
 
 
 def wants_log_end(state: PartitionState, broker_id: int, *, unclean_allowed: bool) -> bool:
-    """Return whether an election of this partition needs the log end of this broker."""
+    """Return whether an election of this partition needs the log end of this broker's replica."""
     if state.leader != NO_LEADER or is_lost(state, broker_id):
         return False
     return (not state.isr and broker_id in state.last_isr) or (unclean_allowed and broker_id in state.replicas)
@@ -187,7 +187,8 @@ def elect_leaders(
     partitions: Iterable[TopicPartition],
     elect_unclean: ElectUnclean,
 ) -> Decision[list[ElectionResult]]:
-    """Elect leaders of the partitions by ElectLeaders. Duplicates get one result."""
+    """Decide ElectLeaders: one result per partition, with the error codes of the module's table. Duplicates get one
+    result."""
     image = controller.image
     results: dict[TopicPartition, ElectionResult] = {}
     records: list[Record] = []

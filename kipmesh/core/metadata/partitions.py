@@ -48,7 +48,12 @@ def _unknown_code(image: MetadataImage, key: PartitionKey) -> ErrorCode:
 def alter_partition(
     controller: ControllerState, request: m.AlterPartitionRequest
 ) -> Decision[m.AlterPartitionResponse]:
-    """Decide AlterPartition: change ISRs at the request of their leader. Errors are in the response, per partition."""
+    """Decide AlterPartition: change ISRs at the request of their leader.
+
+    Error codes: STALE_BROKER_EPOCH; per partition UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION, NOT_CONTROLLER,
+    FENCED_LEADER_EPOCH, INVALID_UPDATE_VERSION, INELIGIBLE_REPLICA, INVALID_REQUEST, NEW_LEADER_ELECTED (the change was
+    made).
+    """
     image = controller.image
     if not is_registered(image, request.broker_id, request.broker_epoch):
         return Decision((), m.AlterPartitionResponse(error_code=ErrorCode.STALE_BROKER_EPOCH))
@@ -164,8 +169,11 @@ def directories_failed(broker: BrokerState, failed: Collection[bytes]) -> list[R
 def assign_replicas_to_dirs(
     controller: ControllerState, request: m.AssignReplicasToDirsRequest
 ) -> Decision[m.AssignReplicasToDirsResponse]:
-    """Decide AssignReplicasToDirs: assign the broker's replicas to log directories. Errors are in the response, per
-    partition."""
+    """Decide AssignReplicasToDirs: assign the broker's replicas to log directories.
+
+    Error codes: STALE_BROKER_EPOCH; per partition UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER
+    (no replica on the broker), INVALID_REQUEST.
+    """
     image, broker_id = controller.image, request.broker_id
     if not is_registered(image, broker_id, request.broker_epoch):
         return Decision((), m.AssignReplicasToDirsResponse(error_code=ErrorCode.STALE_BROKER_EPOCH))

@@ -145,7 +145,11 @@ class _Partition(NamedTuple):
 def alter_partition_reassignments(
     controller: ControllerState, request: m.AlterPartitionReassignmentsRequest
 ) -> Decision[m.AlterPartitionReassignmentsResponse]:
-    """Decide AlterPartitionReassignments: begin, change or cancel the reassignment of each partition independently."""
+    """Decide AlterPartitionReassignments: begin, change or cancel the reassignment of each partition independently.
+
+    Error codes per partition: INVALID_REQUEST, UNKNOWN_TOPIC_OR_PARTITION, INVALID_REPLICA_ASSIGNMENT,
+    NO_REASSIGNMENT_IN_PROGRESS, POLICY_VIOLATION (too many partitions in the request).
+    """
     partitions_max = controller.config.max_partitions_per_request
     records: list[Record] = []
     topics = []

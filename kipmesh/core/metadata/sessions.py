@@ -58,8 +58,7 @@ class BrokerSessions:
         self.loss_timeout_ms = loss_timeout_ms
         self.check_interval_ms = max(loss_timeout_ms // CHECKS, 1)
         self._sessions: dict[int, Session] = {}
-        self._missing: set[int] = set()
-        """Brokers whose session has a `missing_since_ms`."""
+
         self._checked_ms = 0
 
     def is_confirmed(self, broker_id: int) -> bool:
@@ -69,7 +68,6 @@ class BrokerSessions:
 
     def grant(self, broker_id: int, broker_epoch: int, now_ms: int) -> None:
         """Start an unconfirmed session with a full timeout, replacing any session of the broker."""
-        self._missing.discard(broker_id)
         self._sessions[broker_id] = Session(broker_epoch, now_ms, confirmed=False, since_ms=now_ms)
 
     def touch(
@@ -89,53 +87,51 @@ class BrokerSessions:
         if connection:
             session.connections.add(connection)
         session.missing_since_ms = None
-        self._missing.discard(broker_id)
         return session
 
     def end(self, broker_id: int) -> None:
         """Remove the broker's session, if any."""
-        self._missing.discard(broker_id)
         self._sessions.pop(broker_id, None)
 
     def disconnected(self, broker_id: int, connection: int, now_ms: int) -> bool:
-        """Record the end of a connection. Return whether the broker goes missing by it."""
+        """Record the end of a connection. Return whether the broker is missing since then, which starts its loss
+        timeout."""
         session = self._sessions.get(broker_id)
         if session is None or connection not in session.connections:
             return False
         session.connections.discard(connection)
-        return not session.connections and self._mark_missing(broker_id, session, now_ms)
+        return not session.connections and self._mark_missing(session, now_ms)
 
     def unconfirmed(self) -> list[int]:
         """Return the ids of brokers whose session was granted and not used yet."""
         return [broker_id for broker_id, session in self._sessions.items() if not session.confirmed]
 
     def refused(self, broker_id: int, now_ms: int) -> bool:
-        """Record that the broker's address refuses connections. Return whether the broker goes missing by it.
+        """Record that the broker's address refuses connections. Return whether that starts its loss timeout.
 
         Ignored for a broker that has used its session.
         """
         session = self._sessions.get(broker_id)
-        return session is not None and not session.confirmed and self._mark_missing(broker_id, session, now_ms)
+        return session is not None and not session.confirmed and self._mark_missing(session, now_ms)
 
-    def _mark_missing(self, broker_id: int, session: Session, now_ms: int) -> bool:
+    def _mark_missing(self, session: Session, now_ms: int) -> bool:
         if not self.loss_timeout_ms or session.missing_since_ms is not None:
             return False
         self._record_check(now_ms)
         session.missing_since_ms = now_ms
-        self._missing.add(broker_id)
         return True
 
     def _record_check(self, now_ms: int) -> None:
         """Restart the loss timeouts if the last check is too long ago: the controller may have missed heartbeats while
         it was stalled."""
         if now_ms - self._checked_ms > 2 * self.check_interval_ms:
-            for broker_id in self._missing:
+            for broker_id in self.missing():
                 self._sessions[broker_id].missing_since_ms = now_ms
         self._checked_ms = now_ms
 
     def missing(self) -> frozenset[int]:
         """Return the ids of the brokers that are missing."""
-        return frozenset(self._missing)
+        return frozenset([each for each, session in self._sessions.items() if session.missing_since_ms is not None])
 
     def is_live(self, broker_id: int, now_ms: int) -> bool:
         """Return whether the broker used its session within the timeout and is not missing."""
@@ -150,7 +146,7 @@ class BrokerSessions:
     def expired(self, now_ms: int) -> list[int]:
         """Return the ids of brokers whose sessions have expired, earliest expiry first. Call it at
         `next_deadline_ms`."""
-        if self._missing:
+        if self.missing():
             self._record_check(now_ms)
         ended = []
         for broker_id, session in self._sessions.items():
@@ -166,7 +162,7 @@ class BrokerSessions:
         if not self._sessions:
             return None
         first = min(session.last_contact_ms for session in self._sessions.values()) + self.timeout_ms
-        return min(first, self._checked_ms + self.check_interval_ms) if self._missing else first
+        return min(first, self._checked_ms + self.check_interval_ms) if self.missing() else first
 
     def extend(self, now_ms: int) -> None:
         """Restart all timeouts, after a stall of the controller that may have hidden heartbeats."""

@@ -195,16 +195,15 @@ def new_directory(broker: BrokerState | None) -> bytes:
 
 def is_lost(state: PartitionState, broker_id: int) -> bool:
     """Return whether the broker's replica was in a log directory that failed."""
-    return LOST_DIRECTORY in state.directories and (broker_id, LOST_DIRECTORY) in zip(
-        state.replicas, state.directories, strict=False
-    )
+    return broker_id in lost_replicas(state)
 
 
 def lost_replicas(state: PartitionState) -> frozenset[int]:
     """Return the brokers whose replicas were in log directories that failed."""
     if LOST_DIRECTORY not in state.directories:
         return frozenset()
-    return frozenset([replica for replica in state.replicas if is_lost(state, replica)])
+    placed = zip(state.replicas, state.directories, strict=False)
+    return frozenset([replica for replica, directory in placed if directory == LOST_DIRECTORY])
 
 
 def apply_change(state: PartitionState, record: r.PartitionChangeRecord) -> PartitionState:

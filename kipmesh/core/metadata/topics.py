@@ -39,7 +39,12 @@ def check_topic_name(name: str) -> None:
 
 
 def create_topics(controller: ControllerState, request: m.CreateTopicsRequest) -> Decision[m.CreateTopicsResponse]:
-    """Decide CreateTopics: create topics, or only validate them. Errors are in the response, per topic."""
+    """Decide CreateTopics: create topics, or only validate them.
+
+    Error codes per topic: INVALID_REQUEST, INVALID_TOPIC_EXCEPTION, TOPIC_ALREADY_EXISTS, INVALID_CONFIG,
+    INVALID_PARTITIONS, INVALID_REPLICATION_FACTOR, INVALID_REPLICA_ASSIGNMENT, POLICY_VIOLATION (too many partitions in
+    the request).
+    """
     image = controller.image
     records: list[r.Record] = []
     results = []
@@ -183,7 +188,10 @@ def _partition_records(
 
 
 def delete_topics(controller: ControllerState, request: m.DeleteTopicsRequest) -> Decision[m.DeleteTopicsResponse]:
-    """Decide DeleteTopics: delete topics by name or id. Errors are in the response, per topic."""
+    """Decide DeleteTopics: delete topics by name or id.
+
+    Error codes per topic: INVALID_REQUEST, UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID.
+    """
     records: list[r.Record] = []
     results = []
     seen: set[bytes] = set()
@@ -218,7 +226,11 @@ def _to_delete(image: MetadataImage, requested: m.DeleteTopicState) -> TopicStat
 def create_partitions(
     controller: ControllerState, request: m.CreatePartitionsRequest
 ) -> Decision[m.CreatePartitionsResponse]:
-    """Decide CreatePartitions: add partitions to topics, or only validate. Errors are in the response, per topic."""
+    """Decide CreatePartitions: add partitions to topics, or only validate the request.
+
+    Error codes per topic: INVALID_REQUEST, UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS, INVALID_REPLICATION_FACTOR,
+    INVALID_REPLICA_ASSIGNMENT, POLICY_VIOLATION (too many partitions in the request).
+    """
     records: list[r.Record] = []
     results = []
     seen: set[str] = set()

@@ -194,7 +194,7 @@ class ProducerStates:
         return True
 
     def expire(self, seen_before_ms: int) -> int:
-        """Forget producers last seen before this time. Return their number."""
+        """Forget producers last seen before this time in ms. Return their number."""
         expired = [producer_id for producer_id, each in self._producers.items() if each.seen_ms < seen_before_ms]
         for producer_id in expired:
             del self._producers[producer_id]

@@ -51,8 +51,8 @@ class TrackerConfig:
     mode: RefreshMode = "paced"
 
     def target_topics(self, cached_topics: int) -> int:
-        """Return the maximum topics of a non-urgent request (526-03): a refresh of all topics takes `max_age_ms` at one
-        request per 10 s."""
+        """Return the maximum topics of a non-urgent request (526-03). At one request per 10 s it refreshes all topics
+        in `max_age_ms`."""
         return max(-(-10_000 * cached_topics // self.max_age_ms), TARGET_MIN_TOPICS)
 
 
@@ -135,7 +135,7 @@ class Pace:
         self._last_ms = now_ms
 
     def next_ms(self, target_topics: int, oldest_refreshed_ms: float) -> float:
-        """Return when to send the next request of at most `target_topics`; in the past if it is late.
+        """Return the time in ms of the next request of at most `target_topics`; in the past if it is late.
 
         With a request every d ms from the last one on (or from when the oldest topic is half aged), the request for the
         last topic of each bucket must precede the bucket's deadline. The largest such d is the pace.
@@ -215,7 +215,7 @@ class TopicTracker:
         return replace(self._metrics, cached_topics=self._cached)
 
     def target_topics(self) -> int:
-        """Return the current target of 526-03."""
+        """Return the maximum topics of a non-urgent request now (526-03)."""
         return self._config.target_topics(self._cached)
 
     def place(self, name: str) -> Place | None:
