@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -119,9 +119,11 @@ class Fault(_Part):
     settle_s: Seconds = 0
     """... and for this time after it."""
 
+    text: ClassVar[str] = "{kind} {target}"
+
     def describe(self) -> str:
         """Return a short description for the report."""
-        return f"{self.kind} {self.target}"
+        return self.text.format_map(self.__dict__)
 
 
 class Kill(Fault):
@@ -145,6 +147,7 @@ class Restart(Fault):
 class Cut(Fault):
     """A network partition: bytes to the node (`in`), from it (`out`) or both are held back until the end."""
 
+    text = "{target} cut off from {peers}, direction {direction}"
     kind: Literal["cut"]
     direction: Literal["both", "in", "out"] = "both"
     peers: Peers = "nodes"
@@ -155,20 +158,14 @@ class Cut(Fault):
         """Whether the node is cut off completely, which also works without proxies between the nodes."""
         return self.direction == "both" and self.peers == "everybody"
 
-    def describe(self) -> str:  # noqa: D102
-        way = {"both": "in both directions", "in": "incoming", "out": "outgoing"}[self.direction]
-        return f"{self.target} cut off from {self.peers}, {way}"
-
 
 class Delay(Fault):
     """Network latency between a node and its peers, in both directions."""
 
+    text = "{delay_ms:g} ms between {target} and {peers}"
     kind: Literal["delay"]
     delay_ms: Annotated[float, Field(gt=0, le=60_000)] = 100
     peers: Peers = "nodes"
-
-    def describe(self) -> str:  # noqa: D102
-        return f"{self.delay_ms:g} ms between {self.target} and {self.peers}"
 
 
 class FullDisk(Fault):
@@ -201,33 +198,27 @@ class BitFlip(Fault):
 class ClockJump(Fault):
     """The wall clock of a node's process jumps, and jumps back at the end. Monotonic clocks are not affected."""
 
+    text = "the clock of {target} jumps by {jump_s:+g} s"
     kind: Literal["clock-jump"]
     jump_s: Annotated[float, Field(ge=-1e9, le=1e9)] = 3600
-
-    def describe(self) -> str:  # noqa: D102
-        return f"the clock of {self.target} jumps by {self.jump_s:+g} s"
 
 
 class CpuPressure(Fault):
     """Busy processes in the node's container until the end. Kubernetes only."""
 
+    text = "{workers} busy processes beside {target}"
     kind: Literal["cpu-pressure"]
     workers: Annotated[int, Field(ge=1, le=64)] = 2
     """Number of busy processes."""
-
-    def describe(self) -> str:  # noqa: D102
-        return f"{self.workers} busy processes beside {self.target}"
 
 
 class MemoryPressure(Fault):
     """Memory of the node's container is allocated until `share` of its limit is in use. Kubernetes only."""
 
+    text = "{share:.0%} of the memory of {target} in use"
     kind: Literal["memory-pressure"]
     share: Annotated[float, Field(gt=0, le=0.95)] = 0.9
     """Share of the container's limit, including the node's own memory."""
-
-    def describe(self) -> str:  # noqa: D102
-        return f"{self.share:.0%} of the memory of {self.target} in use"
 
 
 AnyFault = Annotated[
@@ -339,25 +330,14 @@ class Experiment(_Part):
         """All faults that may happen, timed or random."""
         return self.faults + (self.random.faults if self.random is not None else ())
 
-    @property
-    def needs_network(self) -> bool:
-        """Whether nodes need links between them, which can be cut and delayed."""
-        return any(isinstance(fault, Cut | Delay) for fault in self.all_faults)
+    def has(self, *kinds: type[Fault]) -> bool:
+        """Whether a fault of one of these classes may happen."""
+        return any(isinstance(fault, kinds) for fault in self.all_faults)
 
     @property
     def needs_disks(self) -> bool:
         """Whether each node needs a separate disk."""
-        return any(isinstance(fault, FullDisk | FailedLogDir) for fault in self.all_faults)
-
-    @property
-    def needs_second_log_dir(self) -> bool:
-        """Whether brokers need two log directories."""
-        return any(isinstance(fault, FailedLogDir) for fault in self.all_faults)
-
-    @property
-    def needs_clocks(self) -> bool:
-        """Whether nodes need a clock that can jump."""
-        return any(isinstance(fault, ClockJump) for fault in self.all_faults)
+        return self.has(FullDisk, FailedLogDir)
 
 
 def load(file: Path, *, duration_s: float | None = None) -> Experiment:

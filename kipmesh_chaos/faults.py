@@ -118,8 +118,8 @@ class Hooks:
 
     def __init__(self, experiment: Experiment, network: Network | None) -> None:
         self._network = network
-        self._clocks = experiment.needs_clocks
-        self._second_log_dir = experiment.needs_second_log_dir
+        self._clocks = experiment.has(e.ClockJump)
+        self._second_log_dir = experiment.has(e.FailedLogDir)
 
     def properties(self, state: Any, node: Any) -> Mapping[str, str]:
         """Return configuration that overrides the cluster's."""

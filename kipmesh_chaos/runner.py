@@ -19,7 +19,7 @@ from typing import NamedTuple
 from kipmesh.client import AdminClient
 from kipmesh.client.types import NewTopic
 from kipmesh_chaos import disk, dumps, report
-from kipmesh_chaos.experiment import Experiment, Fault
+from kipmesh_chaos.experiment import Cut, Delay, Experiment, FailedLogDir, Fault
 from kipmesh_chaos.faults import Hooks, Injector, log_dir, second_log_dir
 from kipmesh_chaos.history import Begin, NotRecovered, Phase, PhaseBegan, read_history
 from kipmesh_chaos.history_checker import Verdict, check
@@ -103,7 +103,7 @@ class _Run:
         """Run all phases up to the replica logs, and destroy the cluster."""
         async with AsyncExitStack() as stack:
             links = await stack.enter_async_context(Links())
-            network = Network(links, lambda: cluster.nodes()) if self.experiment.needs_network else None
+            network = Network(links, lambda: cluster.nodes()) if self.experiment.has(Cut, Delay) else None
             hooks = Hooks(self.experiment, network)
             cluster = make_cluster(self.directory / "cluster", self.experiment.cluster, hooks)
             stack.push_async_callback(self._destroy, cluster)
@@ -179,7 +179,7 @@ class _Run:
         for role, count in roles.items():
             for number in range(1, count + 1):
                 home = self.directory / "cluster" / f"{role}-{number}"
-                second = ["data-2"] if self.experiment.needs_second_log_dir and role != "controller" else []
+                second = ["data-2"] if self.experiment.has(FailedLogDir) and role != "controller" else []
                 for name in ("data", *second):
                     disk.mount(home / name)
                     self.mounted.append(home / name)

@@ -5,7 +5,6 @@ Unreadable files become a `Finding`; the remaining files are audited.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -18,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from kipmesh.core.errors import CorruptRecordError
 from kipmesh.core.snapshot.ids import FileKind, parse_file_name
 from kipmesh.storage import checkpoint
-from kipmesh.storage.fs import Buffer, File, RealFileSystem
+from kipmesh.storage.fs import File, RealFileSystem, _RealFile
 from kipmesh_jobs.frame import JobError
 
 METADATA_TOPIC: Final = "__cluster_metadata"
@@ -128,49 +127,12 @@ class Inventory:
         return sum(segment.size_bytes for log in self.logs for segment in log.segments)
 
 
-class ReadOnlyFile:
-    """An open file that cannot be changed: writes raise OSError (EROFS)."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def read_at(self, size: int, position: int) -> bytes:
-        """Return up to `size` bytes at a position, fewer only at the end of the file."""
-        parts = []
-        while size > 0 and (part := os.pread(self._descriptor, size, position)):
-            parts.append(part)
-            size, position = size - len(part), position + len(part)
-        return b"".join(parts)
-
-    def size(self) -> int:
-        """Return the size of the file in bytes."""
-        return os.fstat(self._descriptor).st_size
-
-    def close(self) -> None:
-        """Close the file; idempotent."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def write_at(self, data: Buffer, position: int) -> None:
-        """Raise OSError (EROFS)."""
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), self._path)
-
-    def truncate(self, size: int) -> None:
-        """Raise OSError (EROFS)."""
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), self._path)
-
-    def sync(self) -> None:
-        """Do nothing."""
-
-
 class ReadOnlyFileSystem(RealFileSystem):
-    """The real file system with files opened read-only."""
+    """The real file system with files opened read-only. Writes raise OSError (EBADF)."""
 
     def open(self, path: str, *, create: bool = False) -> File:
         """Open a file read-only. Raises FileNotFoundError, also with `create`."""
-        return ReadOnlyFile(path)
+        return _RealFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
 
 def parse_replicas(texts: Iterable[str]) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -108,9 +108,8 @@ class SegmentsReader(DataSourceReader):
     def read(self, partition: FilesPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """Yield the rows of a task's files."""
         if self._options["content"] == "snapshots":
-            rows: Iterator[tuple[Any, ...]] = (snapshot_row(one) for one in partition.files)
-            return _arrow(rows, SNAPSHOTS_SCHEMA)
-        return _arrow((row for one in partition.files for row in segment_rows(one)), BATCHES_SCHEMA)
+            return _arrow(map(snapshot_row, partition.files), SNAPSHOTS_SCHEMA)
+        return _arrow(chain.from_iterable(map(segment_rows, partition.files)), BATCHES_SCHEMA)
 
 
 def plan_tasks(options: dict[str, str]) -> list[FilesPartition]:
@@ -162,86 +161,90 @@ def _options(raw: Any) -> dict[str, str]:
     return options
 
 
-def segment_rows(file: FileToRead) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a segment, with the columns of `BATCHES_SCHEMA`."""
-    head = (file.replica, file.topic, file.partition, file.path, file.base_offset)
+def segment_rows(file: FileToRead) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a segment, with columns of `BATCHES_SCHEMA`; missing ones are null."""
+    head = {
+        "replica": file.replica,
+        "topic": file.topic,
+        "partition": file.partition,
+        "file": file.path,
+        "segment_base": file.base_offset,
+    }
     try:
         # Not memory-mapped: a running node may truncate the file, and access to a removed page kills the process.
         with open(file.path, "rb") as stream:
             data = stream.read(file.size_bytes)
         for found in scan(data, is_last=file.is_last):
-            yield (*head, *_batch_columns(data, found, file.records_below))
+            yield head | _batch_columns(data, found, file.records_below)
     except OSError as error:
-        yield (*head, *_no_batch(Found(0, file.size_bytes, None, b"", *_why_unreadable(error))))
+        yield head | {"position": 0, "size_bytes": file.size_bytes} | _unreadable(error)
 
 
-def _why_unreadable(error: OSError) -> tuple[str, str]:
+def _unreadable(error: OSError) -> dict[str, str]:
     if isinstance(error, FileNotFoundError):
-        return VANISHED, "the file was deleted while this job ran"
-    return UNREADABLE, error.strerror or str(error)
+        return {"damage": VANISHED, "text": "the file was deleted while this job ran"}
+    return {"damage": UNREADABLE, "text": error.strerror or str(error)}
 
 
-def _no_batch(found: Found) -> tuple[Any, ...]:
-    return (found.position, found.size_bytes, *(None,) * 12, found.damage, found.text, None)
+def _batch_columns(data: bytes, found: Found, records_below: int) -> dict[str, Any]:
+    header, damage, text, records = found.header, found.damage, found.text, None
+    columns: dict[str, Any] = {"position": found.position, "size_bytes": found.size_bytes}
+    if header is not None:
+        if not damage and header.base_offset < records_below:
+            batch = memoryview(data[found.position : found.position + found.size_bytes])
+            try:
+                records = [one._asdict() for one in record_digests(batch, header)]
+            except CorruptRecordError as error:
+                damage, text = GARBAGE, error.message
+        codec = header.compression
+        columns |= {
+            "base_offset": header.base_offset,
+            "last_offset": header.last_offset,
+            "leader_epoch": header.partition_leader_epoch,
+            "record_count": header.record_count,
+            "max_timestamp": header.max_timestamp,
+            "producer_id": header.producer_id,
+            "producer_epoch": header.producer_epoch,
+            "base_sequence": header.base_sequence,
+            "is_control": header.is_control,
+            "compression": _COMPRESSIONS[codec] if codec < len(_COMPRESSIONS) else str(codec),
+            "crc_ok": not found.damage,
+            "digest": found.digest,
+            "records": records,
+        }
+    return columns | {"damage": damage or None, "text": text or None}
 
 
-def _batch_columns(data: bytes, found: Found, records_below: int) -> tuple[Any, ...]:
-    header = found.header
-    if header is None:
-        return _no_batch(found)
-    damage, text, records = found.damage, found.text, None
-    if not damage and header.base_offset < records_below:
-        batch = memoryview(data[found.position : found.position + found.size_bytes])
-        try:
-            records = [one._asdict() for one in record_digests(batch, header)]
-        except CorruptRecordError as error:
-            damage, text = GARBAGE, error.message
-    codec = header.compression
-    return (
-        found.position,
-        found.size_bytes,
-        header.base_offset,
-        header.last_offset,
-        header.partition_leader_epoch,
-        header.record_count,
-        header.max_timestamp,
-        header.producer_id,
-        header.producer_epoch,
-        header.base_sequence,
-        header.is_control,
-        _COMPRESSIONS[codec] if codec < len(_COMPRESSIONS) else str(codec),
-        not found.damage,
-        found.digest,
-        damage or None,
-        text or None,
-        records,
-    )
-
-
-def snapshot_row(file: FileToRead) -> tuple[Any, ...]:
-    """Return the row of a snapshot, with the columns of `SNAPSHOTS_SCHEMA`.
+def snapshot_row(file: FileToRead) -> dict[str, Any]:
+    """Return the row of a snapshot, with columns of `SNAPSHOTS_SCHEMA`; missing ones are null.
 
     The digest depends only on the multiset of records, not on their order or batches.
     """
-    head = (file.replica, file.topic, file.partition, file.path, file.size_bytes, file.base_offset, file.epoch)
+    head = {
+        "replica": file.replica,
+        "topic": file.topic,
+        "partition": file.partition,
+        "file": file.path,
+        "size_bytes": file.size_bytes,
+        "end_offset": file.base_offset,
+        "epoch": file.epoch,
+    }
     try:
-        opened = ReadOnlyFileSystem().open(file.path)
-        with closing(opened):
+        with closing(ReadOnlyFileSystem().open(file.path)) as opened:
             reader = SnapshotReader(opened, file.path.rpartition("/")[2])
-            total = 0
-            for values in reader.values():
-                for value in values:
-                    total += int.from_bytes(digest_of(value), "big")
+            total = sum(int.from_bytes(digest_of(value), "big") for values in reader.values() for value in values)
             found = reader.summary
     except CorruptRecordError as error:
-        return (*head, None, None, None, GARBAGE, error.message)
+        return head | {"damage": GARBAGE, "text": error.message}
     except OSError as error:
-        return (*head, None, None, None, *_why_unreadable(error))
-    digest = (total % (1 << 128)).to_bytes(16, "big")
-    return (*head, found.records, found.header.last_contained_log_timestamp, digest, None, None)
+        return head | _unreadable(error)
+    return head | {
+        "records": found.records,
+        "last_contained_log_timestamp": found.header.last_contained_log_timestamp,
+        "digest": (total % (1 << 128)).to_bytes(16, "big"),
+    }
 
 
-def _arrow(rows: Iterator[tuple[Any, ...]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _arrow(rows: Iterator[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     while taken := list(islice(rows, _ROWS)):
-        columns = zip(zip(*taken, strict=True), schema, strict=True)
-        yield pa.record_batch([pa.array(column, field.type) for column, field in columns], schema)
+        yield pa.RecordBatch.from_pylist(taken, schema)

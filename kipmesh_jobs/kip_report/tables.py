@@ -6,7 +6,6 @@ An entry with sampling share p represents 1/p exchanges, so sums are of value / 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,32 +62,34 @@ def _sum(value: str | int, where: Column) -> Column:
     return F.coalesce(F.round(F.sum(share)), F.lit(0)).cast("bigint")
 
 
-def _measures() -> Iterator[Column]:
+def _measures() -> list[Column]:
     fetch, produce, metadata = (F.col("kind") == kind for kind in ("fetch", "produce", "metadata"))
     follower, consumer = fetch & (F.col("replica") >= 0), fetch & (F.col("replica") < 0)
-    saved = "saved_bytes"
-    yield F.count("*").alias("entries")
-    yield _sum(1, fetch).alias("fetches")
-    yield _sum(1, fetch & (F.col("fetch") == "incremental")).alias("incremental_fetches")
-    yield _sum(1, fetch & (F.col("error") != 0)).alias("session_errors")
-    yield _sum("request_bytes", fetch).alias("fetch_request_bytes")
-    yield _sum("response_bytes", fetch).alias("fetch_response_bytes")
-    yield _sum("record_bytes", fetch).alias("fetched_record_bytes")
-    yield _sum(saved, follower).alias("followers_saved_bytes")
-    yield _sum(saved, consumer).alias("consumers_saved_bytes")
-    for relation in ("same", "cross", "unknown"):
-        for role in ("leader", "follower"):
-            yield _sum(f"{role}_bytes", consumer & (F.col("relation") == relation)).alias(
-                f"{relation}_rack_{role}_bytes"
-            )
-    yield _sum("saved_cross_rack_bytes", consumer).alias("saved_cross_rack_bytes")
-    yield _sum(1, metadata).alias("metadata_requests")
-    yield _sum("asked", metadata).alias("metadata_topics_asked")
-    yield _sum(1, metadata & F.col("all_topics")).alias("metadata_requests_for_all")
-    yield _sum("exchange_bytes", metadata).alias("metadata_bytes")
-    yield _sum(1, produce).alias("produce_requests")
-    yield _sum("records", produce).alias("produced_records")
-    yield _sum("record_bytes", produce).alias("produced_bytes")
+    racks = {
+        f"{relation}_rack_{role}_bytes": (f"{role}_bytes", consumer & (F.col("relation") == relation))
+        for relation in ("same", "cross", "unknown")
+        for role in ("leader", "follower")
+    }
+    sums: dict[str, tuple[str | int, Column]] = {
+        "fetches": (1, fetch),
+        "incremental_fetches": (1, fetch & (F.col("fetch") == "incremental")),
+        "session_errors": (1, fetch & (F.col("error") != 0)),
+        "fetch_request_bytes": ("request_bytes", fetch),
+        "fetch_response_bytes": ("response_bytes", fetch),
+        "fetched_record_bytes": ("record_bytes", fetch),
+        "followers_saved_bytes": ("saved_bytes", follower),
+        "consumers_saved_bytes": ("saved_bytes", consumer),
+        **racks,
+        "saved_cross_rack_bytes": ("saved_cross_rack_bytes", consumer),
+        "metadata_requests": (1, metadata),
+        "metadata_topics_asked": ("asked", metadata),
+        "metadata_requests_for_all": (1, metadata & F.col("all_topics")),
+        "metadata_bytes": ("exchange_bytes", metadata),
+        "produce_requests": (1, produce),
+        "produced_records": ("records", produce),
+        "produced_bytes": ("record_bytes", produce),
+    }
+    return [F.count("*").alias("entries"), *(_sum(*one).alias(name) for name, one in sums.items())]
 
 
 def measure(entries: DataFrame, *keys: str) -> DataFrame:

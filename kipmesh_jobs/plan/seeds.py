@@ -164,19 +164,11 @@ class Reads(NamedTuple):
     seconds_between: float
 
 
-def compaction_reads(state_mb: float, change_mb_s: float, clean_ratio: float, cycles: int = 4) -> Reads:
-    """Simulate compaction of a state of constant size, which starts when `clean_ratio` of the state has changed."""
-    head = offset_map = copied = dirty = 0.0
-    seconds = done = 0
-    while done < cycles:
-        seconds += 1
-        dirty += change_mb_s
-        head += change_mb_s
-        if dirty >= clean_ratio * state_mb:
-            offset_map += dirty
-            copied += state_mb + dirty
-            dirty, done = 0.0, done + 1
-    return Reads(head / seconds, offset_map / seconds, copied / seconds, seconds / cycles)
+def compaction_reads(state_mb: float, change_mb_s: float, clean_ratio: float) -> Reads:
+    """Return the reads of a state of constant size, compacted whenever `clean_ratio` of it has changed."""
+    dirty_mb = clean_ratio * state_mb
+    seconds = dirty_mb / change_mb_s
+    return Reads(change_mb_s, dirty_mb / seconds, (state_mb + dirty_mb) / seconds, seconds)
 
 
 def _snapshots() -> list[Figure]:

@@ -156,7 +156,7 @@ async def test_a_container_that_is_being_paused_goes_on(tmp_path: Path, monkeypa
 async def test_processes_that_are_being_started_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow()
     commands = dict.fromkeys(("kill", "stop", "start", "pause", "resume", "down"), slow.do)
-    processes = Some(folder=tmp_path, close=lambda: slow.done.append("close"), **commands)
+    processes = Some(directory=tmp_path, close=lambda: slow.done.append("close"), **commands)
     monkeypatch.setattr(chaos_clusters, "ProcessCluster", lambda *_, **__: processes)
     cluster: TargetCluster = chaos_clusters.LocalCluster(tmp_path, ClusterPart(), Some())
     await interrupted(cluster.start, cluster, slow)
@@ -168,7 +168,7 @@ async def test_processes_that_are_being_started_are_waited_for(tmp_path: Path, m
 def test_what_does_not_end_in_time_is_told(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kipmesh.cli.chaos_clusters.KUBE_CALLS_TIMEOUT_S", 0.0)
     cluster = KubeCluster("ns", "m")
-    with cluster.calls.under_way(), pytest.raises(ChaosError, match="a fault was still being done after 0 s"):
+    with cluster.calls.under_way(), pytest.raises(ChaosError, match="a fault was still being injected after 0 s"):
         cluster.destroy()
     cluster.destroy()
 

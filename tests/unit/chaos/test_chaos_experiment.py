@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 import yaml
 
-from kipmesh_chaos.experiment import Cut, Experiment, ExperimentError, load
+from kipmesh_chaos.experiment import (
+    ClockJump,
+    Cut,
+    Delay,
+    Experiment,
+    ExperimentError,
+    FailedLogDir,
+    Fault,
+    FullDisk,
+    load,
+)
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy" / "chaos"
 FILES = sorted(DEPLOY.glob("*.yaml"))
@@ -48,18 +58,20 @@ def test_defaults_and_texts_of_configuration(tmp_path: Path) -> None:
         "one": "1",
     }
     assert experiment.workload.racks == ("rack-a", "rack-b", "rack-c")
-    assert (experiment.needs_network, experiment.needs_disks, experiment.needs_clocks) == (False, False, False)
+    assert not experiment.has(Fault)
 
 
 def test_what_faults_need(tmp_path: Path) -> None:
     faults = [{"kind": kind, "target": "leader:0"} for kind in ("cut", "full-disk", "clock-jump")]
     experiment = load(written(tmp_path, faults=faults))
-    assert (experiment.needs_network, experiment.needs_disks, experiment.needs_clocks) == (True, True, True)
-    assert not experiment.needs_second_log_dir
+    assert experiment.has(Cut)
+    assert experiment.has(FullDisk)
+    assert experiment.has(ClockJump)
+    assert not experiment.has(FailedLogDir)
     experiment = load(written(tmp_path, faults=[{"kind": "failed-folder", "target": "leader:0"}]))
-    assert (experiment.needs_disks, experiment.needs_second_log_dir) == (True, True)
+    assert experiment.has(FullDisk, FailedLogDir)
     experiment = load(written(tmp_path, random={"faults": [{"kind": "delay", "target": "broker:any"}]}))
-    assert experiment.needs_network
+    assert experiment.has(Cut, Delay)
 
 
 def test_a_seed_says_which_faults_come_when_and_for_how_long() -> None:
@@ -158,7 +170,7 @@ def test_descriptions_say_what_happens() -> None:
     ]
     experiment = Experiment.model_validate({**SMALL, "faults": faults})
     assert [fault.describe() for fault in experiment.faults] == [
-        "leader:0 cut off from brokers, incoming",
+        "leader:0 cut off from brokers, direction in",
         "20 ms between leader:0 and nodes",
         "the clock of leader:0 jumps by -60 s",
         "kill broker:any",
