@@ -1,1 +1,1 @@
-"""The command line `kipmesh`. Commands import what they need when they run, so that `--help` is fast."""
+"""The command line tool `kipmesh`. Commands import clients and servers only when they run, so that `--help` is fast."""

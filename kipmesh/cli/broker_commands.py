@@ -1,4 +1,4 @@
-"""Commands that ask brokers: `kipmesh broker`, `kipmesh sessions` (KIP-227) and `kipmesh faults`."""
+"""`kipmesh broker`, `kipmesh sessions` (fetch sessions, KIP-227) and `kipmesh faults` (injected faults)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from kipmesh.cli.common import (
     AdminConnection,
     AsJson,
     command,
-    explain,
     make_app,
     print_json,
+    print_one,
     print_table,
     print_values,
-    shown,
+    printable,
+    report_error,
 )
-from kipmesh.cli.reassignment import Deadline, Throttle, WaitTimeout, moved, throttled
+from kipmesh.cli.reassignment import Deadline, Throttle, WaitTimeout, throttled, wait_moved
+from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.messages.schema import MAX_INT32
 
 if TYPE_CHECKING:
@@ -34,14 +36,14 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 
-BrokerId = Annotated[int, typer.Argument(metavar="ID", min=0, max=MAX_INT32, help="node.id of the broker.")]
+BrokerId = Annotated[int, typer.Argument(metavar="ID", min=0, max=MAX_INT32, help="The broker's node.id.")]
 OnlyBroker = Annotated[
     int | None,
     typer.Option("--broker", min=0, max=MAX_INT32, metavar="ID", help="Only this broker.", show_default=False),
 ]
 
 app = make_app(
-    "Show brokers, and remove one without losing anything.",
+    "Show brokers, and remove a broker without losing records.",
     """
     kipmesh broker list
     kipmesh broker drain 3
@@ -50,7 +52,7 @@ app = make_app(
 )
 sessions_app = make_app("Show fetch sessions.", "kipmesh sessions list")
 faults_app = make_app(
-    "Inject faults at brokers' listeners of the Kafka protocol (fault.injection.enable).",
+    "Inject faults into brokers' Kafka listeners. Needs fault.injection.enable=true.",
     """
     kipmesh local up --config fault.injection.enable=true
     kipmesh faults inject --api Fetch --error OFFSET_NOT_AVAILABLE --times 3
@@ -60,7 +62,7 @@ faults_app = make_app(
 
 @command(app)
 def logdirs(broker_id: BrokerId, *, connection: AdminConnection, as_json: AsJson = False) -> None:
-    """Show a broker's data folders: the size of each partition there, or why the folder is offline.
+    """Show a broker's log directories: the size of each partition, or why a directory is offline.
 
     Examples:
     kipmesh broker logdirs 2
@@ -99,7 +101,7 @@ def _log_dir_object(broker_id: int, one: LogDirDescription) -> dict[str, Any]:
 
 @command(app, "list")
 def list_(*, connection: AdminConnection, as_json: AsJson = False) -> None:
-    """List the brokers that are there, and those that are not but have replicas.
+    """List the available brokers, and unavailable ones that have replicas.
 
     Examples:
     kipmesh broker list
@@ -149,18 +151,18 @@ async def _brokers(admin: AdminClient) -> list[dict[str, Any]]:
 @command(app)
 def drain(
     broker_id: BrokerId,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when the broker has no replica.")] = True,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when the broker has no replicas.")] = True,
     throttle: Throttle = None,
     *,
     connection: AdminConnection,
     timeout_s: WaitTimeout = None,
     as_json: AsJson = False,
 ) -> None:
-    """Move every replica of a broker to the others.
+    """Move all replicas of a broker to other brokers, while clients read and write.
 
-    Each goes to the rack with the fewest of its partition's replicas, and there to the broker with the least. Nothing
-    is moved when a partition has more replicas than there would be brokers. Records go on being written and read. An
-    interrupted drain goes on by itself. New topics may still be placed on the broker.
+    A replica moves to the rack with the fewest replicas of its partition, and there to the broker with the fewest
+    replicas. Nothing moves if a partition has more replicas than brokers would remain. Interrupting the command does
+    not stop the moves. New topics may still be placed on the broker.
 
     Examples:
     kipmesh broker drain 3
@@ -169,19 +171,16 @@ def drain(
     """
     deadline = Deadline(timeout_s)
     found = connection.run_stoppable(lambda admin: _drain(admin, broker_id, throttle, deadline, wait=wait))
-    if as_json:
-        print_json({"broker_id": broker_id, **found._asdict()})
-    elif found.left:
-        print(f"broker {broker_id}: {found.leaving} of {found.left} replicas are being moved")
-    else:
-        print(f"broker {broker_id}: {found.total} replicas moved, it has none")
+    moving = f"{found.leaving} of {found.left} replicas are being moved"
+    text = moving if found.left else f"{found.total} replicas moved, it has none"
+    print_one({"broker_id": broker_id, **found._asdict()}, f"broker {broker_id}: {text}", as_json=as_json)
 
 
 async def _drain(
     admin: AdminClient, broker_id: int, throttle: int | None, deadline: Deadline, *, wait: bool
 ) -> DrainProgress:
     async with throttled(admin, throttle, lift=wait):
-        return await moved(
+        return await wait_moved(
             admin,
             f"replicas of broker {broker_id}",
             lambda _, one: broker_id in one.removing_replicas,
@@ -201,11 +200,11 @@ def decommission(
     timeout_s: WaitTimeout = None,
     as_json: AsJson = False,
 ) -> None:
-    """Drain a broker, wait until its process is stopped, and let the cluster forget it.
+    """Drain a broker, wait until its process has stopped, and unregister it from the cluster.
 
-    The process is yours to stop, as soon as this says that the broker is empty; it waits 30 seconds for that, or what
-    is left of --timeout, and may be called again later. A broker that is stopped already, or dead, is drained as well:
-    the other in-sync replicas have its records.
+    Stop the process when the command reports that the broker is empty. The command waits 30 seconds for this, or the
+    rest of --timeout; run it again if that was too short. A stopped broker can be decommissioned too: the other in-sync
+    replicas have its records.
 
     Examples:
     kipmesh broker decommission 3
@@ -219,17 +218,16 @@ def decommission(
         return total + await _unregister(admin, broker_id, throttle, until)
 
     total = connection.run_stoppable(work)
-    if as_json:
-        print_json({"broker_id": broker_id, "moved": total, "is_registered": False})
-    else:
-        print(f"broker {broker_id}: {total} replicas moved, unregistered")
+    values = {"broker_id": broker_id, "moved": total, "is_registered": False}
+    print_one(values, f"broker {broker_id}: {total} replicas moved, unregistered", as_json=as_json)
 
 
 async def _unregister(admin: AdminClient, broker_id: int, throttle: int | None, deadline: Deadline) -> int:
-    """Until it is stopped and forgotten; gives how many replicas of topics made meanwhile were moved, too."""
-    from kipmesh.core.errors import ErrorCode, KafkaError
+    """Unregister a broker once its process has stopped, and drain replicas of topics that were created meanwhile.
 
-    total, is_told = 0, False
+    Returns the number of these replicas. Raises KafkaError if the broker still runs at the deadline.
+    """
+    total, is_reported = 0, False
     while True:
         try:
             await admin.unregister_broker(broker_id)
@@ -237,12 +235,12 @@ async def _unregister(admin: AdminClient, broker_id: int, throttle: int | None, 
             if error.code is ErrorCode.POLICY_VIOLATION:
                 total += (await _drain(admin, broker_id, throttle, deadline, wait=True)).total
                 continue
-            if error.code is not ErrorCode.INVALID_REQUEST or (is_told and deadline.is_over):
+            if error.code is not ErrorCode.INVALID_REQUEST or (is_reported and deadline.is_over):
                 raise
         else:
             return total
-        if not is_told:
-            is_told = True
+        if not is_reported:
+            is_reported = True
             print(f"broker {broker_id} is empty: stop its process now", file=sys.stderr, flush=True)
         await asyncio.sleep(POLL_S)
 
@@ -257,9 +255,9 @@ def _group() -> None:
 
 @command(sessions_app, "list")
 def list_sessions(*, connection: AdminConnection, broker: OnlyBroker = None, as_json: AsJson = False) -> None:
-    """Show the fetch sessions of all brokers: whose they are, their partitions, age, last use and next epoch.
+    """Show the fetch sessions of all brokers: client, number of partitions, age, last use and next epoch.
 
-    Privileged are those of followers. Exit code 1 when a broker does not answer; the others are shown.
+    Sessions of followers are privileged. Exit code 1 if a broker does not respond; the others are still shown.
 
     Examples:
     kipmesh sessions list
@@ -278,14 +276,14 @@ def list_sessions(*, connection: AdminConnection, broker: OnlyBroker = None, as_
     if failures:
         sys.stdout.flush()
         for failure in failures:
-            explain(failure)
+            report_error(failure)
         raise typer.Exit(EXIT_FAILED)
 
 
 def _session_row(session: FetchSessionDescription) -> tuple[object, ...]:
     return (
         session.session_id,
-        shown(session.client_id),
+        printable(session.client_id),
         "yes" if session.privileged else "no",
         session.partitions,
         _duration(session.age_ms),
@@ -295,7 +293,7 @@ def _session_row(session: FetchSessionDescription) -> tuple[object, ...]:
 
 
 def _duration(milliseconds: int) -> str:
-    """With its largest two units."""
+    """Format a duration with its two largest units."""
     seconds = milliseconds / 1000
     if seconds < 60:
         return f"{seconds:.1f} s"
@@ -311,46 +309,48 @@ def _duration(milliseconds: int) -> str:
 def inject(
     api: Annotated[str, typer.Option("--api", metavar="NAME", help="Kafka's name of the API, e.g. Fetch.")],
     error: Annotated[
-        str, typer.Option("--error", metavar="NAME", help="Answer with this error.", show_default=False)
+        str, typer.Option("--error", metavar="NAME", help="Return this error of Kafka.", show_default=False)
     ] = "NONE",
-    delay_ms: Annotated[int, typer.Option("--delay-ms", min=0, max=MAX_INT32, help="Wait first.")] = 0,
-    drop_connection: Annotated[bool, typer.Option("--drop-connection", help="End the connection instead.")] = False,
+    delay_ms: Annotated[int, typer.Option("--delay-ms", min=0, max=MAX_INT32, help="Delay the response.")] = 0,
+    drop_connection: Annotated[
+        bool, typer.Option("--drop-connection", help="Close the connection instead of responding.")
+    ] = False,
     times: Annotated[
-        int, typer.Option("--times", min=1, max=MAX_INT32, help="For so many requests, at each broker.")
+        int, typer.Option("--times", min=1, max=MAX_INT32, help="Number of requests to fail, at each broker.")
     ] = 1,
     client_id: Annotated[
-        str, typer.Option("--client-id", metavar="ID", help="Of this client only.", show_default=False)
+        str, typer.Option("--client-id", metavar="ID", help="Only requests of this client.", show_default=False)
     ] = "",
     broker: OnlyBroker = None,
     *,
     connection: AdminConnection,
     as_json: AsJson = False,
 ) -> None:
-    """Let the next requests of an API be answered late, with an error, or not at all.
+    """Delay the next requests of an API, fail them with an error, or close their connections.
 
     Examples:
     kipmesh faults inject --api Fetch --error OFFSET_NOT_AVAILABLE --times 3
     kipmesh faults inject --api Produce --delay-ms 2000 --client-id slow-app
     kipmesh faults inject --api Heartbeat --drop-connection --broker 2
     """
-    from kipmesh.core.errors import ErrorCode
     from kipmesh.messages import InjectedFault
 
     if error not in ErrorCode.__members__:
-        raise typer.BadParameter(f"there is no error {error!r}", param_hint="--error")
+        raise typer.BadParameter(
+            f"{error!r} is not an error of Kafka, e.g. NOT_LEADER_OR_FOLLOWER", param_hint="--error"
+        )
     fault = InjectedFault(0, api, int(ErrorCode[error]), delay_ms, drop_connection, times, client_id)
     for broker_id, number in connection.run(lambda admin: admin.inject_fault(fault, broker)).items():
-        if as_json:
-            print_json({"broker_id": broker_id, "fault_id": number})
-        else:
-            print(f"broker {broker_id}: fault {number}")
+        values = {"broker_id": broker_id, "fault_id": number}
+        print_one(values, f"broker {broker_id}: fault {number}", as_json=as_json)
 
 
 @command(faults_app, "list")
 def list_faults(broker: OnlyBroker = None, *, connection: AdminConnection, as_json: AsJson = False) -> None:
-    """Show the faults that are still to act, and on how many requests.
+    """List pending faults, and how many more requests each will affect.
 
     Examples:
+    kipmesh faults list
     kipmesh faults list --json
     """
     found = connection.run(lambda admin: admin.list_faults(broker))
@@ -376,17 +376,16 @@ def _fault_row(fault: InjectedFault) -> tuple[object, ...]:
 
 
 def _error(fault: InjectedFault) -> str:
-    from kipmesh.core.errors import ErrorCode
-
     return ErrorCode.of(fault.fault_error_code).name
 
 
 @command(faults_app)
 def clear(broker: OnlyBroker = None, *, connection: AdminConnection) -> None:
-    """Take all faults away.
+    """Remove all faults.
 
     Examples:
     kipmesh faults clear
+    kipmesh faults clear --broker 2
     """
     for broker_id, number in connection.run(lambda admin: admin.clear_faults(broker)).items():
         print(f"broker {broker_id}: {number} cleared")

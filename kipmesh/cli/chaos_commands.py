@@ -1,4 +1,4 @@
-"""`kipmesh chaos`: faults on a cluster of processes under a workload, and a checker of what happened."""
+"""`kipmesh chaos`: run fault experiments on a cluster under load, and check the recorded histories for anomalies."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kipmesh.cli.common import (
+    EXIT_FAILED,
     EXIT_SIGNAL,
     AsJson,
     CommandError,
     command,
     command_config,
-    explain,
     make_app,
     print_json,
+    report_error,
     seconds_option,
 )
 
@@ -34,11 +35,11 @@ if TYPE_CHECKING:
     from kipmesh_chaos.target_cluster import MakeCluster
 
 EXIT_SKIPPED = 77
-"""This machine cannot do what an experiment needs."""
+"""Exit code when this machine cannot run an experiment."""
 DEFAULT_RESULTS = Path("kipmesh-chaos")
 
 app = make_app(
-    "Break a cluster under load, and check that nothing is lost.",
+    "Inject faults into a cluster under load, and check that no record is lost.",
     """
     kipmesh chaos run deploy/chaos/kill-leader.yaml
     kipmesh chaos run deploy/chaos/random.yaml --duration 1800 --seed 7
@@ -51,35 +52,32 @@ app = make_app(
 @command(app)
 def run(
     files: Annotated[list[Path], typer.Argument(metavar="EXPERIMENT.yaml...")],
-    folder: Annotated[
-        Path,
-        typer.Option(
-            "--dir", help="Each run gets a folder of its own in this one: NAME-SEED, or NAME-SEED-2.", show_default=True
-        ),
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Directory of the results. Each run creates NAME-SEED (or NAME-SEED-2) in it.")
     ] = DEFAULT_RESULTS,
-    runs: Annotated[int, typer.Option(min=1, max=10_000, help="How often, each with the next seed.")] = 1,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of the first run's choices; by chance.")] = None,
-    duration_s: Annotated[float | None, seconds_option("--duration", "Seconds under faults.")] = None,
+    runs: Annotated[int, typer.Option(min=1, max=10_000, help="Runs of each experiment; the seed grows by one.")] = 1,
+    seed: Annotated[int | None, typer.Option(min=0, help="Random seed of the first run. Default: random.")] = None,
+    duration_s: Annotated[float | None, seconds_option("--duration", "Seconds with faults.")] = None,
     compose: Annotated[
         str | None,
-        typer.Option(
-            "--compose", metavar="PROJECT", help="On the containers of a project of docker-compose that runs."
-        ),
+        typer.Option("--compose", metavar="PROJECT", help="Target: the containers of a running Compose project."),
     ] = None,
-    inside: Annotated[bool, typer.Option("--inside", help="With --compose: within the containers' network.")] = False,
+    inside: Annotated[
+        bool, typer.Option("--inside", help="With --compose: run inside the containers' network.")
+    ] = False,
     kube: Annotated[
         str | None,
         typer.Option(
             metavar="NAMESPACE/RELEASE",
             envvar="KIPMESH_KUBE",
-            help="Break a release of the Helm chart, from within one of its pods, instead of a local cluster.",
+            help="Target: a release of the Helm chart. Must run in one of its pods.",
         ),
     ] = None,
 ) -> None:
-    """Run experiments, one after the other, and check their histories.
+    """Run experiments one after the other, by default on new local clusters, and check their histories.
 
-    A run's folder has report.html, summary.json and history.jsonl; after an anomaly the cluster's files too.
-    Exit code 1 when there is an anomaly, 77 when this machine cannot run one of the experiments.
+    Each run writes report.html, summary.json and history.jsonl, and keeps the cluster's files after an anomaly. Exit
+    code 1 if a run failed or had an anomaly, 77 if this machine cannot run one of the experiments.
 
     Examples:
     kipmesh chaos run deploy/chaos/kill-leader.yaml --runs 10
@@ -88,25 +86,25 @@ def run(
     kipmesh chaos run deploy/chaos/compose/kill-each.yaml --compose kipmesh
     """
     try:
-        import kipmesh_chaos.runner  # noqa: F401 - with all that it needs
+        import kipmesh_chaos.runner  # noqa: F401 - fails if a dependency is missing
         from kipmesh_chaos.disk import NotPossibleError, enter_namespace
         from kipmesh_chaos.experiment import load
     except ImportError as error:
-        raise CommandError(f"the package {error.name!r} is missing: install kipmesh[chaos]") from None
+        raise CommandError(f"package {error.name!r} is not installed; run: pip install 'kipmesh[chaos]'") from None
     experiments = [load(file, duration_s=duration_s) for file in files]
-    # A local cluster is the run's own, and how it is reached is known.
-    client = {} if compose is None and kube is None else command_config()
-    make = _maker(compose, inside, kube, client)
+    is_local = compose is None and kube is None
+    client = {} if is_local else command_config()
+    make = _cluster_factory(compose, inside, kube, client)
     first = random.SystemRandom().randrange(1 << 32) if seed is None else seed
-    if compose is None and kube is None and any(experiment.needs_disks for experiment in experiments):
-        with suppress(NotPossibleError):  # told by those runs that need it
+    if is_local and any(experiment.needs_disks for experiment in experiments):
+        with suppress(NotPossibleError):  # reported by the runs that need disks
             enter_namespace([sys.executable, "-P", "-m", "kipmesh.cli.main", *sys.argv[1:]])
     results: list[Result] = []
-    skipped = broken = 0
+    skipped = failed = 0
     for experiment in experiments:
         for number in range(runs):
             try:
-                results.append(_run_one(experiment, make, folder, first + number, f"{number + 1}/{runs}", client))
+                results.append(_run_one(experiment, make, directory, first + number, f"{number + 1}/{runs}", client))
             except NotPossibleError as error:
                 skipped += 1
                 print(f"{experiment.name}: skipped: {error}", flush=True)
@@ -114,19 +112,19 @@ def run(
             except typer.Exit:
                 raise
             except Exception as error:
-                broken += 1
-                explain(error)
+                failed += 1
+                report_error(error)
                 print(f"{experiment.name} (seed {first + number}): could not be run", flush=True)
-    _summarize(results, broken, skipped)
+    _summarize(results, failed, skipped)
 
 
-def _summarize(results: Sequence[Result], broken: int, skipped: int) -> None:
-    """The last line, and the exit code."""
+def _summarize(results: Sequence[Result], failed: int, skipped: int) -> None:
+    """Print the last line and exit with the exit code of all runs."""
     clean = sum(result.verdict.is_clean for result in results)
-    if len(results) + skipped + broken > 1:
-        print(f"{len(results)} runs, {clean} without an anomaly; {broken} could not be run, {skipped} skipped")
-    if broken or clean < len(results):
-        raise typer.Exit(1)
+    if len(results) + skipped + failed > 1:
+        print(f"{len(results)} runs, {clean} without an anomaly; {failed} could not be run, {skipped} skipped")
+    if failed or clean < len(results):
+        raise typer.Exit(EXIT_FAILED)
     if skipped:
         raise typer.Exit(EXIT_SKIPPED)
 
@@ -135,7 +133,7 @@ def _summarize(results: Sequence[Result], broken: int, skipped: int) -> None:
 def check(
     file: Annotated[Path, typer.Argument(metavar="HISTORY", help="history.jsonl of a run.")], as_json: AsJson = False
 ) -> None:
-    """Check the history of a run again. Exit code 1 when there is an anomaly.
+    """Check the history of a run again. Exit code 1 if it has an anomaly.
 
     Examples:
     kipmesh chaos check kipmesh-chaos/kill-leader-1/history.jsonl --json
@@ -151,10 +149,10 @@ def check(
     else:
         _print_verdict(str(file), verdict)
     if not verdict.is_clean:
-        raise typer.Exit(1)
+        raise typer.Exit(EXIT_FAILED)
 
 
-def _told_of_groups(figures: Figures) -> str:
+def _group_figures(figures: Figures) -> str:
     if not figures.generations:
         return ""
     return f"; {figures.generations} generations, {figures.commits} commits, {figures.read_again} read again"
@@ -162,11 +160,12 @@ def _told_of_groups(figures: Figures) -> str:
 
 def _print_verdict(name: str, verdict: Verdict) -> None:
     figures = verdict.figures
-    told = "no anomaly" if verdict.is_clean else f"{sum(verdict.counts.values())} anomalies"
+    anomalies = "no anomaly" if verdict.is_clean else f"{sum(verdict.counts.values())} anomalies"
     print(
-        f"{name}: {told}; {figures.faults} faults, {figures.acknowledged} acknowledged, {figures.unknown} unknown, "
+        f"{name}: {anomalies}; {figures.faults} faults, {figures.acknowledged} acknowledged, "
+        f"{figures.unknown} unknown, "
         f"{figures.read} read, longest gap {figures.longest_write_gap_s:.2f} s, longest read delay "
-        f"{figures.longest_read_delay_s:.2f} s{_told_of_groups(figures)}"
+        f"{figures.longest_read_delay_s:.2f} s{_group_figures(figures)}"
     )
     for kind, count in sorted(verdict.counts.items()):
         first = next(one for one in verdict.findings if one.kind.value == kind)
@@ -174,8 +173,8 @@ def _print_verdict(name: str, verdict: Verdict) -> None:
         print(f"  {kind}: {count}, first: {where}{first.t:.2f} s: {first.text}")
 
 
-def _maker(compose: str | None, inside: bool, kube: str | None, client: Mapping[str, str]) -> MakeCluster:
-    """What makes each run's cluster."""
+def _cluster_factory(compose: str | None, inside: bool, kube: str | None, client: Mapping[str, str]) -> MakeCluster:
+    """Return the factory of each run's cluster. Raises CommandError for an invalid --kube."""
     if kube is not None:
         return _on_kubernetes(kube)
     if compose is None:
@@ -189,25 +188,25 @@ def _maker(compose: str | None, inside: bool, kube: str | None, client: Mapping[
 
 
 def _run_one(
-    experiment: Experiment, make: MakeCluster, folder: Path, seed: int, which: str, client: Mapping[str, str]
+    experiment: Experiment, make: MakeCluster, directory: Path, seed: int, count: str, client: Mapping[str, str]
 ) -> Result:
     from kipmesh.node import logging
     from kipmesh_chaos import runner
 
     logging.configure(level="error", form="console", context={})
-    home = _new_folder(folder.absolute(), f"{experiment.name}-{seed}")
-    with _progress(f"{experiment.name} {which}") as on_progress:
+    home = _new_directory(directory.absolute(), f"{experiment.name}-{seed}")
+    with _progress(f"{experiment.name} {count}") as on_progress:
         result = _interruptible(lambda: runner.run_once(experiment, make, home, seed, on_progress, client))
     _print_verdict(f"{experiment.name} (seed {seed})", result.verdict)
     print(f"  {home / 'report.html'}", flush=True)
     return result
 
 
-def _new_folder(place: Path, name: str) -> Path:
-    """One of this name, or of name-2 and so on where that is there: of two runs at a time, each makes its own."""
-    place.mkdir(parents=True, exist_ok=True)
+def _new_directory(parent: Path, name: str) -> Path:
+    """Create and return parent/name, or name-2 and so on if it exists. Safe for concurrent runs."""
+    parent.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
-        home = place / (name if number == 1 else f"{name}-{number}")
+        home = parent / (name if number == 1 else f"{name}-{number}")
         with suppress(FileExistsError):
             home.mkdir()
             break
@@ -215,10 +214,14 @@ def _new_folder(place: Path, name: str) -> Path:
 
 
 def _interruptible(make: Any) -> Result:
-    """Run a coroutine; SIGINT, SIGTERM and a terminal's end cancel it, it cleans up, and the exit code is a shell's."""
-    got: list[signal.Signals] = []
+    """Run the coroutine that `make` returns. SIGINT, SIGTERM and SIGHUP cancel it.
+
+    Raises its error, or typer.Exit with 128 + signal after a signal, once the coroutine has cleaned up. An error of the
+    clean-up is reported.
+    """
+    received: list[signal.Signals] = []
     signals = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` is for a run that is to go on
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup the run continues
         signals.append(signal.SIGHUP)
 
     async def work() -> Result:
@@ -227,9 +230,9 @@ def _interruptible(make: Any) -> Result:
         loop = asyncio.get_running_loop()
 
         def stop(number: signal.Signals) -> None:
-            if not got:
+            if not received:
                 task.cancel()
-            got.append(number)
+            received.append(number)
 
         for number in signals:
             loop.add_signal_handler(number, stop, number)
@@ -240,15 +243,15 @@ def _interruptible(make: Any) -> Result:
         return asyncio.run(work())
     except (asyncio.CancelledError, Exception) as error:
         first = _first(error) if isinstance(error, ExceptionGroup) else error
-        if isinstance(first, Exception) and not got:
+        if isinstance(first, Exception) and not received:
             raise first from None
-        with suppress(OSError):  # nobody reads it at a terminal that is gone
+        with suppress(OSError):  # the terminal may be closed
             if isinstance(first, Exception):
-                explain(first)
+                report_error(first)
                 print("kipmesh: interrupted", file=sys.stderr)
             else:
-                print("kipmesh: interrupted; the cluster is stopped, or as it was", file=sys.stderr)
-        raise typer.Exit(EXIT_SIGNAL + (got[0] if got else signal.SIGINT)) from None
+                print("kipmesh: interrupted; the cluster is stopped or restored", file=sys.stderr)
+        raise typer.Exit(EXIT_SIGNAL + (received[0] if received else signal.SIGINT)) from None
 
 
 def _first(group: ExceptionGroup[Exception]) -> Exception:
@@ -260,16 +263,17 @@ def _first(group: ExceptionGroup[Exception]) -> Exception:
 
 @contextmanager
 def _progress(name: str) -> Iterator[OnProgress]:
-    """A bar on a terminal; elsewhere a line when something else begins."""
+    """Yield a callback that shows a progress bar, or one line per phase if stderr is not a terminal."""
     if not sys.stderr.isatty():
-        told = [""]
+        last = ""
 
-        def say(what: str, share: float, recorder: Recorder) -> None:
-            if what != told[0]:
-                told[0] = what
-                print(f"{name}: {recorder.now:.1f} s: {what}", file=sys.stderr, flush=True)
+        def print_phase(phase: str, share: float, recorder: Recorder) -> None:
+            nonlocal last
+            if phase != last:
+                last = phase
+                print(f"{name}: {recorder.now:.1f} s: {phase}", file=sys.stderr, flush=True)
 
-        yield say
+        yield print_phase
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -278,18 +282,18 @@ def _progress(name: str) -> Iterator[OnProgress]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task(name, total=1)
 
-        def show(what: str, share: float, recorder: Recorder) -> None:
+        def show(phase: str, share: float, recorder: Recorder) -> None:
             counts = f"{recorder.acknowledged} acknowledged, {recorder.read} read"
-            progress.update(bar, description=f"{name}: {what} ({counts})", completed=share)
+            progress.update(bar, description=f"{name}: {phase} ({counts})", completed=share)
 
         yield show
 
 
-def _on_kubernetes(place: str) -> MakeCluster:
-    """Raises CommandError for what is no NAMESPACE/RELEASE."""
-    namespace, slash, release = place.partition("/")
+def _on_kubernetes(target: str) -> MakeCluster:
+    """Return the factory for a release. Raises CommandError unless `target` is NAMESPACE/RELEASE."""
+    namespace, slash, release = target.partition("/")
     if not (namespace and slash and release) or "/" in release:
-        raise CommandError(f"--kube {place!r} is not NAMESPACE/RELEASE")
+        raise CommandError(f"--kube must be NAMESPACE/RELEASE, got {target!r}")
     from kipmesh.cli.chaos_clusters import KubeCluster
 
-    return lambda folder, part, hook: KubeCluster(namespace, release)
+    return lambda _directory, _part, _hook: KubeCluster(namespace, release)

@@ -1,4 +1,4 @@
-"""`kipmesh cluster`, `kipmesh quorum` and `kipmesh config`: the cluster's nodes, its metadata quorum, its settings."""
+"""`kipmesh cluster` (brokers), `kipmesh quorum` (metadata quorum) and `kipmesh config` (dynamic settings)."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from kipmesh.cli.common import (
     AsJson,
     Bootstrap,
     Dir,
-    addresses,
+    check_addresses,
+    check_utf8,
     command,
     command_config,
     local_state,
     make_app,
     parse_pairs,
-    plain_text,
     print_json,
     print_table,
     print_values,
     run,
     seconds_option,
 )
+from kipmesh.core.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from kipmesh.client import AdminClient
@@ -44,10 +45,10 @@ if TYPE_CHECKING:
 
 PORT_MAX = 65535
 
-cluster_app = make_app("Show the cluster.", "kipmesh cluster describe")
+cluster_app = make_app("Show the cluster and its brokers.", "kipmesh cluster describe")
 quorum_app = make_app("Show the metadata quorum.", "kipmesh quorum describe")
 config_app = make_app(
-    "Show and change the settings of topics and brokers.",
+    "Show and change dynamic settings of topics and brokers.",
     """
     kipmesh config describe topic flights
     kipmesh config alter topic flights --set retention.ms=60000
@@ -68,7 +69,7 @@ def _quorum_group() -> None:
 
 @command(cluster_app, "describe")
 def describe_cluster(*, connection: AdminConnection, as_json: AsJson = False) -> None:
-    """Show the cluster's id, its active controller and its brokers.
+    """Show the cluster id, the active controller and the brokers.
 
     Examples:
     kipmesh cluster describe
@@ -85,8 +86,8 @@ def describe_cluster(*, connection: AdminConnection, as_json: AsJson = False) ->
 
 
 def _host_ports(value: str | None) -> str | None:
-    """The value of an option with addresses, each host:port; raises typer.BadParameter."""
-    for address in (addresses(value) or "").split(","):
+    """Return the value of an address option unchanged. Raises typer.BadParameter if an address is not host:port."""
+    for address in (check_addresses(value) or "").split(","):
         host, _, port = address.strip().rpartition(":")
         if address.strip() and not (host and port.isdecimal() and 1 <= int(port) <= PORT_MAX):
             raise typer.BadParameter(f"{address.strip()!r} is not host:port")
@@ -99,7 +100,7 @@ BootstrapController = Annotated[
         "--bootstrap-controller",
         metavar="HOST:PORT,...",
         callback=_host_ports,
-        help="Controllers to ask, which needs no broker. With neither option: the controllers in --dir.",
+        help="Controllers to query instead of brokers. Default: the controllers of the local cluster in --dir.",
         show_default=False,
     ),
 ]
@@ -109,13 +110,15 @@ BootstrapController = Annotated[
 def describe_quorum(
     bootstrap: Bootstrap = None,
     bootstrap_controller: BootstrapController = None,
-    folder: Dir = DEFAULT_DIR,
-    timeout_s: Annotated[float, seconds_option("--timeout", "Seconds to wait for a leader.")] = CONNECT_TIMEOUT_S,
+    directory: Dir = DEFAULT_DIR,
+    timeout_s: Annotated[
+        float, seconds_option("--timeout", "Seconds to wait for a response that names a leader.")
+    ] = CONNECT_TIMEOUT_S,
     as_json: AsJson = False,
 ) -> None:
-    """Show the quorum's leader, epoch and high watermark, and how far each voter and observer is.
+    """Show the quorum's leader, epoch and high watermark, and the lag of each voter and observer.
 
-    Exit code 1 when there is no leader.
+    Exit code 1 if the quorum has no leader.
 
     Examples:
     kipmesh quorum describe
@@ -123,12 +126,12 @@ def describe_quorum(
     kipmesh quorum describe --bootstrap-controller 127.0.0.1:9093,127.0.0.1:9094
     """
     if bootstrap and bootstrap_controller:
-        raise typer.BadParameter("not together with --bootstrap", param_hint="--bootstrap-controller")
-    controllers, config = ((), {}) if bootstrap else _controllers(bootstrap_controller, folder)
+        raise typer.BadParameter("conflicts with --bootstrap: give only one", param_hint="--bootstrap-controller")
+    controllers, config = ((), {}) if bootstrap else _controllers(bootstrap_controller, directory)
     if controllers:
-        found = run(lambda: _by_controllers(controllers, config, timeout_s))
+        found = run(lambda: _query_controllers(controllers, config, timeout_s))
     else:
-        found = AdminConnection(bootstrap, folder, timeout_s).run(_by_brokers)
+        found = AdminConnection(bootstrap, directory, timeout_s).run(_query_brokers)
     replicas = _replicas(found)
     lags = [one["lag"] for one in replicas if one["status"] == "follower"]
     summary = {
@@ -169,17 +172,18 @@ def describe_quorum(
         raise typer.Exit(EXIT_FAILED)
 
 
-async def _by_controllers(controllers: Sequence[str], config: Mapping[str, str], timeout_s: float) -> QuorumDescription:
+async def _query_controllers(
+    controllers: Sequence[str], config: Mapping[str, str], timeout_s: float
+) -> QuorumDescription:
     from kipmesh.client.admin import quorum
     from kipmesh.core.config.security import ClientSslConfig
 
     return await quorum.describe_quorum(controllers, timeout_s=timeout_s, security=ClientSslConfig.parse(config))
 
 
-async def _by_brokers(admin: AdminClient) -> QuorumDescription:
-    """What brokers know: without an active controller not even the epoch."""
+async def _query_brokers(admin: AdminClient) -> QuorumDescription:
+    """Describe the quorum through a broker. Without an active controller, leader and epoch are unknown (-1)."""
     from kipmesh.client.types import QuorumDescription
-    from kipmesh.core.errors import ErrorCode, KafkaError
 
     try:
         return await admin.describe_quorum()
@@ -189,21 +193,21 @@ async def _by_brokers(admin: AdminClient) -> QuorumDescription:
     return QuorumDescription(-1, -1, -1, [], [], ())
 
 
-def _controllers(given: str | None, folder: Path) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    """Whom to ask, and what is needed to get there; raises CommandError when nothing says whom."""
+def _controllers(given: str | None, directory: Path) -> tuple[tuple[str, ...], Mapping[str, str]]:
+    """Return addresses of controllers and client settings. Raises CommandError if no option leads to a cluster."""
     config = command_config()
     if given:
         return tuple(filter(None, (address.strip() for address in given.split(",")))), config
     from kipmesh.cluster.certificates import client_config
     from kipmesh.cluster.layout import Role
 
-    state = local_state(folder, "--bootstrap, --bootstrap-controller")
+    state = local_state(directory, "--bootstrap, --bootstrap-controller")
     controllers = tuple(node.grpc for node in state.nodes if node.role is Role.CONTROLLER and node.grpc)
     return controllers, {**client_config(state.nodes), **config}
 
 
 def _replicas(found: QuorumDescription) -> list[dict[str, Any]]:
-    """Voters, then observers: what the leader says of them, their status and how many records they lack."""
+    """Return voters, then observers, each with the leader's description, status and lag in records."""
     leader_end = max((one.log_end_offset for one in found.voters if one.replica_id == found.leader_id), default=-1)
 
     def described(one: QuorumReplica, status: str) -> dict[str, Any]:
@@ -223,7 +227,7 @@ def _time(timestamp_ms: int) -> str:
 
 
 class Kind(StrEnum):
-    """Whose settings; of brokers only those that were changed while they ran."""
+    """Type of the resource. Only dynamic settings of brokers are shown."""
 
     TOPIC = "topic"
     BROKER = "broker"
@@ -233,7 +237,7 @@ ALL_BROKERS = "all"
 
 Of = Annotated[Kind, typer.Argument(metavar="topic|broker")]
 Name = Annotated[
-    str, typer.Argument(metavar="NAME", callback=plain_text, help="Name of the topic; id of the broker, or `all`.")
+    str, typer.Argument(metavar="NAME", callback=check_utf8, help="Name of the topic; id of the broker, or `all`.")
 ]
 
 
@@ -245,21 +249,21 @@ def _resource(kind: Kind, name: str) -> ConfigResource:
     return ConfigResource(ResourceType.TOPIC, name)
 
 
-def alterations(sets: Mapping[str, str], deletes: Sequence[str]) -> list[ConfigAlteration]:
-    """What to change of a configuration."""
+def alterations(sets: Mapping[str, str], deletes: Sequence[str] | None) -> list[ConfigAlteration]:
+    """Return the alterations that set these values and reset the keys in `deletes` to their defaults."""
     from kipmesh.client.types import AlterOperation, ConfigAlteration
 
     changes = [ConfigAlteration(key, value) for key, value in sets.items()]
-    return changes + [ConfigAlteration(key, None, AlterOperation.DELETE) for key in deletes]
+    return changes + [ConfigAlteration(key, None, AlterOperation.DELETE) for key in deletes or ()]
 
 
 @command(config_app)
 def describe(kind: Of, name: Name, *, connection: AdminConnection, as_json: AsJson = False) -> None:
-    """Show all settings, and where each value is from.
+    """Show all settings and the source of each value.
 
     Examples:
     kipmesh config describe topic flights
-    kipmesh config describe topic flights --json
+    kipmesh config describe broker 2 --json
     """
 
     async def work(admin: AdminClient) -> list[ConfigValue]:
@@ -288,23 +292,25 @@ def _source(number: int) -> str:
 def alter(
     kind: Of,
     name: Name,
-    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Repeatable.")] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a value; repeatable.")
+    ] = None,
     deletes: Annotated[
         list[str] | None,
-        typer.Option("--delete", metavar="KEY", callback=plain_text, help="Back to the default; repeatable."),
+        typer.Option("--delete", metavar="KEY", callback=check_utf8, help="Reset to the default; repeatable."),
     ] = None,
     *,
     connection: AdminConnection,
 ) -> None:
-    """Change settings.
+    """Set or reset settings of a topic, a broker, or all brokers.
 
     Examples:
     kipmesh config alter topic flights --set retention.ms=60000 --set segment.bytes=1048576
     kipmesh config alter topic flights --delete retention.ms
     """
-    changes = parse_pairs(sets or (), "--set")
+    changes = parse_pairs(sets, "--set")
     if not changes and not deletes:
         raise typer.BadParameter("nothing to alter: give --set or --delete")
-    wanted = alterations(changes, deletes or ())
+    wanted = alterations(changes, deletes)
     connection.run(lambda admin: admin.alter_configs({_resource(kind, name): wanted}))
     print(f"{kind} {name}: altered")

@@ -1,4 +1,4 @@
-"""What commands share: registration and help, options, connections, output as JSON lines or tables, signals."""
+"""Shared parts of all commands: registration and help, options, connections, output as JSON or tables, signals."""
 
 from __future__ import annotations
 
@@ -16,97 +16,101 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeVar
 
 import typer
 
+from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.messages.schema import MAX_INT32
 
 if TYPE_CHECKING:
     from kipmesh.client import AdminClient, TopicPartition
     from kipmesh.cluster.layout import ClusterState
-    from kipmesh.core.errors import KafkaError
 
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_PIPE_CLOSED = 141
 EXIT_SIGNAL = 128
-"""What shells add to the number of a signal."""
+"""Exit code of a command that a signal ended, minus the number of the signal (shell convention)."""
 CONNECT_TIMEOUT_S = 5.0
 ADMIN_TIMEOUT_S = 30.0
 SECONDS_MAX = MAX_INT32 // 1000
-"""Timeouts are sent in milliseconds, as int32."""
+"""Largest timeout. Requests carry timeouts in milliseconds, as int32."""
 DEFAULT_DIR = Path("kipmesh-local")
 
 COMMAND_CONFIG = "KIPMESH_COMMAND_CONFIG"
-"""The environment variable with the file of `--command-config`."""
+"""Environment variable that holds the path given with `--command-config`."""
 
 T = TypeVar("T")
 
 
-def plain_text(value: Any) -> Any:
-    """The value of an argument, or a list of them; raises typer.BadParameter for bytes that are not UTF-8."""
+def check_utf8(value: Any) -> Any:
+    """Return an argument or list of arguments unchanged. Raises typer.BadParameter for bytes that are not UTF-8."""
     for text in value if isinstance(value, (list, tuple)) else [value]:
-        try:
-            str(text).encode()
-        except UnicodeEncodeError:
-            raise typer.BadParameter(f"{os.fsencode(text)!r} is not UTF-8") from None
+        _check_text(str(text))
     return value
 
 
-def addresses(value: str | None) -> str | None:
-    """The value of an option with addresses; raises typer.BadParameter when there is none in it."""
+def _check_text(text: str, option: str | None = None) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise typer.BadParameter(f"{os.fsencode(text)!r} is not UTF-8", param_hint=option) from None
+
+
+def check_addresses(value: str | None) -> str | None:
+    """Return the value of an address option unchanged. Raises typer.BadParameter if it contains no address."""
     if value is not None and not value.strip(" ,"):
-        raise typer.BadParameter("no address")
-    plain_text(value)
+        raise typer.BadParameter(f"{value!r} contains no address: give HOST:PORT,...")
+    check_utf8(value)
     return value
 
 
 def seconds_option(name: str, text: str, *, least: float = 0.1, show_default: bool = True) -> Any:
-    """An option that is a duration, no longer than a message can say."""
+    """Return a typer option for a duration from `least` to SECONDS_MAX seconds."""
     return typer.Option(name, min=least, max=SECONDS_MAX, help=text, show_default=show_default)
 
 
-def number_of(text: str, option: str | None = None, *, most: int = MAX_INT32) -> int:
-    """The number of these digits, a part of an argument; raises typer.BadParameter as for an argument out of range."""
+def parse_number(digits: str, option: str | None = None, *, most: int = MAX_INT32) -> int:
+    """Parse decimal digits that are part of an argument. Raises typer.BadParameter for a number above `most`."""
     try:
-        number = int(text)
-    except ValueError:  # more digits than Python reads
+        number = int(digits)
+    except ValueError:  # more digits than int() accepts
         number = most + 1
     if number > most:
-        raise typer.BadParameter(f"{text} is more than {most}", param_hint=option)
+        raise typer.BadParameter(f"{digits} is more than {most}", param_hint=option)
     return number
 
 
-Dir = Annotated[
-    Path, typer.Option("--dir", envvar="KIPMESH_DIR", help="Folder of the local cluster.", show_default=True)
-]
+Dir = Annotated[Path, typer.Option("--dir", envvar="KIPMESH_DIR", help="Directory of the local cluster.")]
 Bootstrap = Annotated[
     str | None,
     typer.Option(
         "--bootstrap",
         envvar="KIPMESH_BOOTSTRAP",
         metavar="HOST:PORT,...",
-        callback=addresses,
-        help="Brokers to begin with. Left out: those of the local cluster in --dir.",
+        callback=check_addresses,
+        help="Brokers to connect to first. Default: the brokers of the local cluster in --dir.",
         show_default=False,
     ),
 ]
-Topic = Annotated[str, typer.Argument(metavar="TOPIC", callback=plain_text)]
-AdminTimeout = Annotated[float, seconds_option("--timeout", "Seconds to wait for brokers and the active controller.")]
-ClientConfig = Annotated[
-    list[str] | None, typer.Option("--config", metavar="KEY=VALUE", help="A client setting, for example acks=1.")
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", callback=check_utf8)]
+AdminTimeout = Annotated[
+    float, seconds_option("--timeout", "Seconds to wait for responses of the brokers and the active controller.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")]
+ClientConfig = Annotated[
+    list[str] | None, typer.Option("--config", metavar="KEY=VALUE", help="A client setting, e.g. acks=1; repeatable.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 
 class CommandError(Exception):
-    """A command cannot be done; the text is the one line that the user sees."""
+    """A command failed. The message is the one line that the user sees on stderr."""
 
 
 def examples(text: str) -> str:
-    """A command's epilog: click must not rewrap it."""
+    """Return the help epilog of a command with these example lines, which click must not rewrap."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" if line else "" for line in inspect.cleandoc(text).splitlines())
 
 
 def make_app(summary: str, example_lines: str) -> typer.Typer:
-    """A group of commands."""
+    """Create an empty command group with this help text and these examples."""
     return typer.Typer(
         help=summary,
         epilog=examples(example_lines),
@@ -119,7 +123,7 @@ def make_app(summary: str, example_lines: str) -> typer.Typer:
 
 
 def command_config() -> Mapping[str, str]:
-    """The properties of `--command-config`; raises InvalidConfigError."""
+    """Read the client properties of `--command-config`; empty without it. Raises InvalidConfigError for a bad file."""
     file = os.environ.get(COMMAND_CONFIG)
     if not file:
         return {}
@@ -128,89 +132,95 @@ def command_config() -> Mapping[str, str]:
     return read_properties(Path(file))
 
 
-def local_state(folder: Path, options: str) -> ClusterState:
-    """The local cluster in `--dir`; raises CommandError that names the options to give instead."""
+def local_state(directory: Path, options: str) -> ClusterState:
+    """Return the state of the local cluster in `directory`.
+
+    Raises CommandError if the directory has no cluster; the message recommends `options` (option names) or --dir.
+    """
     from kipmesh.cluster.layout import read_state
 
-    state = read_state(folder)
+    state = read_state(directory)
     if state is None or not state.bootstrap:
-        where = folder.absolute()
-        raise CommandError(f"which cluster? Give {options} or --dir (there is no local cluster in {where})")
+        raise CommandError(
+            f"no local cluster in {directory.absolute()}: give {options} or --dir, or start one with: kipmesh local up"
+        )
     return state
 
 
 class Connection:
-    """How a command reaches the brokers: --bootstrap, --dir and --command-config, read when first used."""
+    """Addresses and client settings of a command, from --bootstrap, --dir and --command-config. Read on first use."""
 
     options: ClassVar[Mapping[str, tuple[Any, Any]]] = {
         "bootstrap": (Bootstrap, None),
-        "folder": (Dir, DEFAULT_DIR),
+        "directory": (Dir, DEFAULT_DIR),
     }
 
-    def __init__(self, bootstrap: str | None, folder: Path) -> None:
-        self._given = bootstrap
-        self._folder = folder
+    def __init__(self, bootstrap: str | None, directory: Path) -> None:
+        self._bootstrap_option = bootstrap
+        self._directory = directory
 
     @cached_property
-    def _place(self) -> tuple[str, Mapping[str, str]]:
-        given = command_config()
-        if self._given:
-            return self._given, given
+    def _resolved(self) -> tuple[str, Mapping[str, str]]:
+        config = command_config()
+        if self._bootstrap_option:
+            return self._bootstrap_option, config
         from kipmesh.cluster.certificates import client_config
 
-        state = local_state(self._folder, "--bootstrap")
-        return state.bootstrap, {**client_config(state.nodes), **given}
+        state = local_state(self._directory, "--bootstrap")
+        return state.bootstrap, {**client_config(state.nodes), **config}
 
     @property
     def bootstrap(self) -> str:
-        """Brokers to begin with; raises CommandError when no option names any, InvalidConfigError for a bad file."""
-        return self._place[0]
+        """Bootstrap addresses. Raises CommandError if no option gives any, InvalidConfigError for a bad file."""
+        return self._resolved[0]
 
     @property
     def config(self) -> Mapping[str, str]:
-        """What clients need beside the addresses."""
-        return self._place[1]
+        """Client settings other than the addresses. Raises the errors of `bootstrap`."""
+        return self._resolved[1]
 
     async def start(self, client: Client, settings: Mapping[str, Any], *, timeout_s: float | None = None) -> None:
-        """Start a client, and give up soon when no broker answers, unless `settings` have `request.timeout.ms`."""
-        from kipmesh.core.errors import ErrorCode, KafkaError
+        """Start a client. Raises KafkaError (NETWORK_EXCEPTION) if no broker responds in time.
 
-        longest_s = None if "request.timeout.ms" in settings else CONNECT_TIMEOUT_S
-        limit_s = min((one for one in (longest_s, timeout_s) if one is not None), default=None)
+        The limit is the smaller of `timeout_s` and CONNECT_TIMEOUT_S. CONNECT_TIMEOUT_S does not apply if `settings`
+        contain `request.timeout.ms`.
+        """
+        default_s = None if "request.timeout.ms" in settings else CONNECT_TIMEOUT_S
+        limit_s = min((limit for limit in (default_s, timeout_s) if limit is not None), default=None)
         try:
             async with asyncio.timeout(limit_s):
                 await client.start()
         except TimeoutError:
-            meaning = getattr(client.last_failure, "meaning", "")
+            meaning = getattr(client.last_failure, "hint", "")
             why = f" ({meaning})" if meaning else ""
-            text = f"no broker answers at {self.bootstrap} within {limit_s:g} s{why}"
+            text = f"no broker responded at {self.bootstrap} within {limit_s:g} s{why}"
             raise KafkaError(ErrorCode.NETWORK_EXCEPTION, text) from None
 
 
 class AdminConnection(Connection):
-    """The same with --timeout, which limits each call of an administration client."""
+    """A Connection with --timeout, which limits each call of the admin client."""
 
     options: ClassVar = {**Connection.options, "timeout_s": (AdminTimeout, ADMIN_TIMEOUT_S)}
 
-    def __init__(self, bootstrap: str | None, folder: Path, timeout_s: float | None) -> None:
-        super().__init__(bootstrap, folder)
+    def __init__(self, bootstrap: str | None, directory: Path, timeout_s: float | None) -> None:
+        super().__init__(bootstrap, directory)
         self._timeout_s = ADMIN_TIMEOUT_S if timeout_s is None else timeout_s
 
     def run(self, work: Callable[[AdminClient], Awaitable[T]]) -> T:
-        """What the work returns, done with a connected client."""
+        """Call `work` with a connected admin client and return its result."""
         return run(lambda: self._run(work))
 
     def run_stoppable(self, work: Callable[[AdminClient], Awaitable[T]]) -> T:
-        """As `run`; SIGTERM and SIGHUP cancel the work as Ctrl-C does, and the exit code is a shell's."""
-        found: list[T] = []
+        """Like `run`, but SIGTERM and SIGHUP cancel `work` as Ctrl-C does; then raises typer.Exit with 128 + signal."""
+        results: list[T] = []
 
-        async def done() -> None:
-            found.append(await self._run(work))
+        async def store_result() -> None:
+            results.append(await self._run(work))
 
-        code = run(lambda: Ending().run(done()))
+        code = run(lambda: GracefulStop().run(store_result()))
         if code:
             raise typer.Exit(code)
-        return found[0]
+        return results[0]
 
     async def _run(self, work: Callable[[AdminClient], Awaitable[T]]) -> T:
         from kipmesh.client import AdminClient
@@ -227,65 +237,82 @@ class AdminConnection(Connection):
 
 
 class Client(Protocol):
-    """Any client of brokers."""
+    """A client that can be started: producer, consumer or admin client."""
 
     @property
     def last_failure(self) -> Exception | None: ...  # noqa: D102
     async def start(self) -> None: ...  # noqa: D102
 
 
-def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a command: its docstring is the help text, with examples after a line `Examples:`.
+@contextmanager
+def suggest_create(topic: str) -> Iterator[None]:
+    """Add the command that creates `topic` to a KafkaError UNKNOWN_TOPIC_OR_PARTITION raised in the block."""
+    try:
+        yield
+    except KafkaError as error:
+        if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise
+        raise KafkaError(error.code, f"topic {topic!r} does not exist; {create_command(topic)}") from None
 
-    A parameter that is a Connection takes the place of the options that make one. Of these the command may declare
-    `timeout_s` itself, which it then gets as well.
+
+def create_command(topic: str) -> str:
+    """Return the remediation of errors about a missing topic."""
+    return f"create it with: kipmesh topic create {topic} --partitions 6"
+
+
+def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a command. Its docstring is the help text; the lines after `Examples:` become the epilog.
+
+    A parameter of type Connection is replaced on the command line by the options that the connection needs. The command
+    may declare one of these options itself, for example `timeout_s`, and then also receives its value.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         text, _, lines = (inspect.getdoc(function) or "").partition("\n\nExamples:\n")
-        app.command(name, help=text, epilog=examples(lines))(_connecting(function))
+        app.command(name, help=text, epilog=examples(lines))(_with_connection_options(function))
         return function
 
     return register
 
 
-def _connecting(function: Callable[..., None]) -> Callable[..., None]:
-    own = inspect.signature(function, eval_str=True).parameters
+def _with_connection_options(function: Callable[..., None]) -> Callable[..., None]:
+    declared = inspect.signature(function, eval_str=True).parameters
     connections = [
-        one for one in own.values() if inspect.isclass(one.annotation) and issubclass(one.annotation, Connection)
+        one for one in declared.values() if inspect.isclass(one.annotation) and issubclass(one.annotation, Connection)
     ]
     if not connections:
         return function
-    (wanted,) = connections
+    (connection,) = connections
     parameters = []
-    for one in own.values():
-        if one is not wanted:
+    for one in declared.values():
+        if one is not connection:
             parameters.append((one.name, one.annotation, one.default))
             continue
-        options = wanted.annotation.options.items()
-        parameters += [(key, hint, default) for key, (hint, default) in options if key not in own]
+        options = connection.annotation.options.items()
+        parameters += [(key, hint, default) for key, (hint, default) in options if key not in declared]
 
     def invoke(**given: Any) -> None:
-        options = {key: given[key] if key in own else given.pop(key) for key in wanted.annotation.options}
-        function(**given, **{wanted.name: wanted.annotation(**options)})
+        keys = connection.annotation.options
+        options = {key: given[key] if key in declared else given.pop(key) for key in keys}
+        function(**given, **{connection.name: connection.annotation(**options)})
 
     invoke.__name__ = function.__name__
     return with_parameters(invoke, parameters)
 
 
 def with_parameters(function: Callable[..., None], parameters: Iterable[tuple[str, Any, Any]]) -> Callable[..., None]:
-    """The function with a signature of (name, annotation, default) that typer makes arguments and options of."""
-    made = [
+    """Give `function` keyword-only parameters (name, annotation, default), which typer turns into options."""
+    replaced = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         for name, annotation, default in parameters
     ]
-    function.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
-    function.__annotations__ = {one.name: one.annotation for one in made}
+    function.__signature__ = inspect.Signature(replaced)  # type: ignore[attr-defined]
+    function.__annotations__ = {one.name: one.annotation for one in replaced}
     return function
 
 
 def run(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a client's coroutine; library warnings go to stderr, one a line."""
+    """Run a coroutine that uses clients. They log to stderr at KIPMESH_LOG_LEVEL (default: error)."""
     from kipmesh.node import logging
 
     level = os.environ.get("KIPMESH_LOG_LEVEL", "error").lower()
@@ -293,10 +320,13 @@ def run(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
     return asyncio.run(make())
 
 
-def explain(error: Exception) -> int:
-    """Say on stderr what happened; the exit code."""
+def report_error(error: Exception) -> int:
+    """Print an error on stderr as one line and return the exit code.
+
+    An unexpected error, or any error when KIPMESH_TRACEBACK is set, is preceded by its traceback.
+    """
     show = getattr(error, "show", None)
-    if show is not None:  # click's errors of usage
+    if show is not None:  # click's usage errors
         show()
         return int(getattr(error, "exit_code", EXIT_FAILED))
     expected = type(error).__module__.startswith(("kipmesh.", "kipmesh_")) or isinstance(error, OSError)
@@ -304,31 +334,39 @@ def explain(error: Exception) -> int:
         import traceback
 
         traceback.print_exception(error)
-    print(f"kipmesh: {_line(error)}", file=sys.stderr)
+    print(f"kipmesh: {_error_line(error)}", file=sys.stderr)
     return EXIT_FAILED
 
 
-def _line(error: Exception) -> str:
-    """What happened, with Kafka's name of it where there is one."""
+def _error_line(error: Exception) -> str:
+    """Return the message of an error, preceded by Kafka's name of its error code if it has one."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     try:
         message = getattr(error, "message", None) or str(error) or type(error).__name__
-    except Exception:  # py4j asks the JVM for the text, and that may be gone
+    except Exception:  # py4j requests the text from the JVM, which may have exited
         message = f"{type(error).__name__} without a text"
     name = getattr(getattr(error, "code", None), "name", None)
     return message if name is None or name in message else f"{name}: {message}"
 
 
 def print_json(values: Mapping[str, Any]) -> None:
-    """One object a line."""
+    """Print an object as one line of JSON."""
     from kipmesh.client.json_form import to_line
 
     sys.stdout.write(to_line(values) + "\n")
 
 
+def print_one(values: Mapping[str, Any], text: str, *, as_json: bool) -> None:
+    """Print one result: `values` as a line of JSON, or `text`."""
+    if as_json:
+        print_json(values)
+    else:
+        print(text)
+
+
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Columns as wide as they need to be."""
+    """Print a table with columns as wide as their longest cell."""
     cells = [list(titles), *([str(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(titles))]
     for row in cells:
@@ -345,7 +383,7 @@ def print_values(
     as_json: bool,
     none: str | None = None,
 ) -> None:
-    """Print values as JSON lines, or as a table; `none` is the text instead of an empty table."""
+    """Print values as lines of JSON, or as a table. `none` replaces a table without rows."""
     found = list(values)
     if as_json:
         for value in found:
@@ -363,7 +401,10 @@ def print_results(
     as_json: bool,
     none: str,
 ) -> None:
-    """Print what became of each partition; `done` says it where there was no error."""
+    """Print the result of each partition: its error, or the text that `done` returns for it.
+
+    `none` replaces a table without rows.
+    """
 
     def to_object(where: TopicPartition) -> dict[str, Any]:
         error = results[where]
@@ -377,20 +418,17 @@ def print_results(
     print_values(sorted(results), ("TOPIC", "PARTITION", "RESULT"), to_row, to_object, as_json=as_json, none=none)
 
 
-def shown(name: str) -> str:
-    """A name on one line: clients may call themselves and their groups anything, what is not printable is escaped."""
+def printable(name: str) -> str:
+    """Return a client-chosen name (client id, group id) as one line: "-" if empty, escaped if not printable."""
     text = name or "-"
     return text if text.isprintable() else ascii(text)
 
 
-def parse_pairs(texts: Sequence[str], option: str) -> dict[str, str]:
-    """`key=value` texts of an option; raises typer.BadParameter (exit code 2)."""
+def parse_pairs(texts: Sequence[str] | None, option: str) -> dict[str, str]:
+    """Parse the `key=value` values of a repeatable option. Raises typer.BadParameter (exit code 2)."""
     pairs = {}
-    for text in texts:
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise typer.BadParameter(f"{os.fsencode(text)!r} is not UTF-8", param_hint=option) from None
+    for text in texts or ():
+        _check_text(text, option)
         key, separator, value = text.partition("=")
         if not separator or not key.strip():
             raise typer.BadParameter(f"{text!r} is not key=value", param_hint=option)
@@ -399,22 +437,22 @@ def parse_pairs(texts: Sequence[str], option: str) -> dict[str, str]:
 
 
 def separator_bytes(text: str) -> bytes:
-    """The bytes of `--key-separator`, which need not be UTF-8; raises typer.BadParameter."""
+    """Return the bytes of `--key-separator`, which need not be UTF-8. Raises typer.BadParameter if it is empty."""
     if not text:
-        raise typer.BadParameter("a separator is not empty", param_hint="--key-separator")
+        raise typer.BadParameter("must not be empty", param_hint="--key-separator")
     return os.fsencode(text)
 
 
 def comma_list(values: Iterable[object]) -> str:
-    """`1,2,3`, or a dash for nothing."""
+    """Join values with commas; "-" if there are none."""
     return ",".join(str(value) for value in values) or "-"
 
 
-class Ending:
-    """SIGTERM and SIGHUP cancel the work, which closes what it has at the brokers (227-17).
+class GracefulStop:
+    """Cancels work on SIGTERM and SIGHUP, so that it can close its sessions at the brokers (227-17).
 
-    While records are written the signal ends that, too: nobody may be reading. A signal that is ignored (SIGHUP under
-    nohup) stays so; Ctrl-C is asyncio's.
+    A signal also interrupts output, because the reader of a pipe may have stopped reading. An ignored signal (SIGHUP
+    under nohup) stays ignored. asyncio handles Ctrl-C.
     """
 
     def __init__(self) -> None:
@@ -423,16 +461,15 @@ class Ending:
         self._cancel: Callable[[], object] | None = None
 
     async def run(self, work: Coroutine[Any, Any, None]) -> int:
-        """Do the work; the exit code."""
+        """Await `work` and return the exit code: 0, or 128 + the signal that cancelled it."""
         loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
-        before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)}
-        numbers = [number for number, handler in before.items() if handler is signal.SIG_DFL]
+        numbers = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]
         for number in numbers:
             signal.signal(number, self._on_signal)
         try:
             await task
-        except (asyncio.CancelledError, _StoppedWritingError):
+        except (asyncio.CancelledError, _WriteInterruptedError):
             if not self._number:
                 raise
         finally:
@@ -443,23 +480,23 @@ class Ending:
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._number = self._number or number
         if self._is_writing:
-            raise _StoppedWritingError
+            raise _WriteInterruptedError
         if self._cancel is not None:
             self._cancel()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Around what may wait for whoever reads the output."""
+        """Mark a block that writes to stdout and may block there; a signal interrupts it."""
         self._is_writing = True
         try:
             yield
-        except _StoppedWritingError:
-            # What is buffered would be written at the exit, which would wait as well.
+        except _WriteInterruptedError:
+            # Python would flush the buffer at exit and block again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise
         finally:
             self._is_writing = False
 
 
-class _StoppedWritingError(Exception):
-    """A signal came while records were written."""
+class _WriteInterruptedError(Exception):
+    """A signal arrived during output."""

@@ -1,9 +1,8 @@
-"""`kipmesh consume`: prints the records of a topic, by itself or as a member of a consumer group.
+"""`kipmesh consume`: print the records of a topic, alone or as a member of a consumer group.
 
-- It ends its fetch sessions when it is told to stop (227-17), and says when nobody answers, or nobody leads.
-- With `--group`, what was printed is committed, by `auto.commit.interval.ms` and at the end. What could not be printed
-  (the output was closed, or nobody read it when a signal came) is not committed at the end, and the group reads it
-  again.
+- Closes its fetch sessions when stopped (227-17), and warns if no broker responds or a partition has no leader.
+- With `--group`, commits the offsets of printed records every `auto.commit.interval.ms` and at the end. Records that
+  could not be printed (closed or blocked output) are not committed at the end, so the group reads them again.
 """
 
 from __future__ import annotations
@@ -21,22 +20,24 @@ from kipmesh.cli.common import (
     AsJson,
     ClientConfig,
     Connection,
-    Ending,
+    GracefulStop,
     Topic,
-    number_of,
+    check_utf8,
+    parse_number,
     parse_pairs,
-    plain_text,
     print_json,
     run,
+    suggest_create,
 )
+from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.messages.schema import MAX_INT32, MAX_INT64
 
 if TYPE_CHECKING:
     from kipmesh.client import Consumer, ConsumerRecord, TopicMetadata, TopicPartition
 
 SILENCE_S = 5.0
-"""For so long nobody has answered before that is said."""
-LOOK_S = 0.5
+"""Time without a response of any broker after which a warning is printed."""
+CHECK_INTERVAL_S = 0.5
 POLL_RECORDS_MAX = 5000
 IDLE_POLL_MS = 60_000
 CONNECT_TIMEOUT_S_MIN = 1.0
@@ -50,36 +51,36 @@ ShowAll = Callable[[Sequence["ConsumerRecord"]], None]
 def consume(
     topic: Topic,
     from_beginning: Annotated[
-        bool, typer.Option("--from-beginning", help="Begin with the first record instead of the next one.")
+        bool, typer.Option("--from-beginning", help="Start at the first record instead of the end of the log.")
     ] = False,
     group: Annotated[
         str | None,
         typer.Option(
             "--group",
-            callback=plain_text,
-            help="Share the topic with the other members of this group, go on where it is, and commit what was read. "
-            "--from-beginning is then for partitions without a committed offset.",
+            callback=check_utf8,
+            help="Join this consumer group, continue at its committed offsets, and commit. --from-beginning then "
+            "applies to partitions without a committed offset.",
         ),
     ] = None,
     max_messages: Annotated[
-        int | None, typer.Option("--max-messages", min=1, help="End after so many records.")
+        int | None, typer.Option("--max-messages", min=1, help="Exit after this number of records.")
     ] = None,
     partition: Annotated[int | None, typer.Option("--partition", min=0, help="Only this partition.")] = None,
     offset: Annotated[
-        str | None, typer.Option("--offset", help="Where to begin in --partition: a number, earliest or latest.")
+        str | None, typer.Option("--offset", help="Offset in --partition to start at: a number, earliest or latest.")
     ] = None,
     timeout_ms: Annotated[
         int | None,
-        typer.Option("--timeout-ms", min=1, max=MAX_INT32, help="End without a record (or a broker) for this long."),
+        typer.Option("--timeout-ms", min=1, max=MAX_INT32, help="Exit after this time without a record or a broker."),
     ] = None,
     print_key: Annotated[bool, typer.Option("--print-key", help="Print the key before the value.")] = False,
-    key_separator: Annotated[str, typer.Option("--key-separator", help="Between key and value.")] = "\t",
+    key_separator: Annotated[str, typer.Option("--key-separator", help="Separator of key and value.")] = "\t",
     config: ClientConfig = None,
     *,
     connection: Connection,
     as_json: AsJson = False,
 ) -> None:
-    """Print the records of a topic, a value a line, and go on with new ones as they come.
+    """Print the records of a topic, one value per line, and continue with new records until stopped.
 
     Examples:
     kipmesh consume flights --from-beginning --max-messages 10
@@ -90,24 +91,24 @@ def consume(
     if offset is not None and partition is None:
         raise typer.BadParameter("needs --partition", param_hint="--offset")
     if offset is not None and from_beginning:
-        raise typer.BadParameter("not together with --from-beginning", param_hint="--offset")
-    begin = _begin(offset, from_beginning=from_beginning)
-    settings = group_settings(parse_pairs(config or (), "--config"), group, from_beginning=from_beginning)
+        raise typer.BadParameter("conflicts with --from-beginning: give only one", param_hint="--offset")
+    begin = _start_offset(offset, from_beginning=from_beginning)
+    settings = group_settings(parse_pairs(config, "--config"), group, from_beginning=from_beginning)
     if partition is not None and "group.id" in settings:
-        raise typer.BadParameter("not together with a group, which gives partitions itself", param_hint="--partition")
+        raise typer.BadParameter("conflicts with a group, which assigns the partitions", param_hint="--partition")
     separator = os.fsencode(key_separator) if print_key else None
-    ending = Ending()
+    stop = GracefulStop()
 
     def show_all(records: Sequence[ConsumerRecord]) -> None:
-        with ending.writing():
+        with stop.writing():
             for record in records:
                 _print_record(record, separator, as_json=as_json)
             sys.stdout.flush()
 
     def work() -> Coroutine[Any, Any, int]:
         if "group.id" in settings:
-            return ending.run(_consume_in_group(connection, topic, settings, max_messages, timeout_ms, show_all))
-        return ending.run(_consume(connection, topic, partition, begin, max_messages, timeout_ms, settings, show_all))
+            return stop.run(_consume_in_group(connection, topic, settings, max_messages, timeout_ms, show_all))
+        return stop.run(_consume(connection, topic, partition, begin, max_messages, timeout_ms, settings, show_all))
 
     code = run(work)
     if code:
@@ -124,24 +125,30 @@ def _print_record(record: ConsumerRecord, separator: bytes | None, *, as_json: b
     sys.stdout.buffer.write(key + (b"null" if record.value is None else record.value) + b"\n")
 
 
-def _begin(offset: str | None, *, from_beginning: bool) -> int | str | None:
-    """An offset, earliest or latest; None where no option says it. Raises typer.BadParameter."""
+def _start_offset(offset: str | None, *, from_beginning: bool) -> int | str | None:
+    """Return an offset, "earliest" or "latest"; None if no option sets the start. Raises typer.BadParameter."""
     if offset is None:
         return "earliest" if from_beginning else None
     if offset in ("earliest", "latest"):
         return offset
     if not (offset.isascii() and offset.isdigit()):
-        raise typer.BadParameter(f"{offset!r} is no number, earliest or latest", param_hint="--offset")
-    return number_of(offset, "--offset", most=MAX_INT64)
+        raise typer.BadParameter(f"must be a number, earliest or latest, got {offset!r}", param_hint="--offset")
+    return parse_number(offset, "--offset", most=MAX_INT64)
 
 
 def group_settings(config: Mapping[str, str], group: str | None, *, from_beginning: bool) -> dict[str, str]:
-    """The client's settings, those of a member where a group is given here or there; raises typer.BadParameter."""
+    """Return the consumer's settings from --config (`config`), --group and --from-beginning.
+
+    With a group, sets `group.id` and `auto.offset.reset`. Raises typer.BadParameter for settings that contradict an
+    option.
+    """
     group_id = config.get("group.id", group)
     if group not in (None, group_id):
-        raise typer.BadParameter(f"{group!r}, but group.id is {group_id!r} in --config", param_hint="--group")
+        raise typer.BadParameter(
+            f"{group!r} contradicts group.id={group_id!r} in --config: give only one", param_hint="--group"
+        )
     if from_beginning and config.get("auto.offset.reset", "earliest") != "earliest":
-        text = "auto.offset.reset says something else than --from-beginning, leave out one of them"
+        text = f"auto.offset.reset={config['auto.offset.reset']} contradicts --from-beginning: give only one"
         raise typer.BadParameter(text, param_hint="--config")
     if group_id is None:
         return dict(config)
@@ -160,29 +167,29 @@ async def _consume(
     show_all: ShowAll,
 ) -> None:
     from kipmesh.client import Consumer, TopicPartition
-    from kipmesh.core.errors import ErrorCode, KafkaError
 
     consumer = Consumer(connection.bootstrap, **{"auto.offset.reset": "none", **connection.config, **config})
     await connection.start(consumer, config, timeout_s=_connect_timeout_s(timeout_ms))
-    telling = asyncio.create_task(_tell_silence(consumer, connection.bootstrap))
+    warning = asyncio.create_task(_warn_unreachable(consumer, connection.bootstrap))
     try:
-        known = await consumer.partitions_for(topic)
+        with suggest_create(topic):
+            known = await consumer.partitions_for(topic)
         wanted = sorted(known.partitions) if partition is None else [partition]
         if partition is not None and partition not in known.partitions:
-            text = f"topic {topic!r} has no partition {partition}"
+            text = f"topic {topic!r} has no partition {partition}; its partitions are 0 to {len(known.partitions) - 1}"
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
-        places = [TopicPartition(topic, one) for one in wanted]
-        consumer.assign(places)
+        assigned = [TopicPartition(topic, one) for one in wanted]
+        consumer.assign(assigned)
         if isinstance(begin, int):
-            consumer.seek(places[0], begin)
+            consumer.seek(assigned[0], begin)
         elif begin == "earliest":
-            consumer.seek_to_beginning(places)
-        elif begin == "latest" or "auto.offset.reset" not in config:  # which says it where no option does
-            consumer.seek_to_end(places)
-        if not await _read(consumer, max_messages, timeout_ms, show_all):
-            _tell_leaderless(await consumer.partitions_for(topic), wanted)
+            consumer.seek_to_beginning(assigned)
+        elif begin == "latest" or "auto.offset.reset" not in config:
+            consumer.seek_to_end(assigned)
+        if not await _print_records(consumer, max_messages, timeout_ms, show_all):
+            _warn_leaderless(await consumer.partitions_for(topic), wanted)
     finally:
-        telling.cancel()
+        warning.cancel()
         await consumer.close()
 
 
@@ -194,9 +201,8 @@ async def _consume_in_group(
     timeout_ms: int | None,
     show_all: ShowAll,
 ) -> None:
-    """Read as a member until told to stop; raises KafkaError."""
+    """Print records as a member of a group until cancelled, or until `max_messages` or `timeout_ms`."""
     from kipmesh.client import Consumer, RebalanceListener
-    from kipmesh.core.errors import ErrorCode, KafkaError
 
     printed, joined = True, False
 
@@ -213,11 +219,12 @@ async def _consume_in_group(
 
     consumer = Consumer(connection.bootstrap, **{**connection.config, **config})
     await connection.start(consumer, config, timeout_s=_connect_timeout_s(timeout_ms))
-    telling = asyncio.create_task(_tell_silence(consumer, connection.bootstrap))
+    warning = asyncio.create_task(_warn_unreachable(consumer, connection.bootstrap))
     try:
-        await consumer.partitions_for(topic)
+        with suggest_create(topic):
+            await consumer.partitions_for(topic)
         consumer.subscribe([topic], Joined())
-        # The time without a record begins when the group has let this one in, which takes what it takes.
+        # `timeout_ms` starts when this member has joined the group.
         deadline = time.monotonic() + consumer.config.default_api_timeout_ms / 1000
         left = max_messages
         while timeout_ms is not None and not joined and (left is None or left > 0):
@@ -225,26 +232,30 @@ async def _consume_in_group(
             show(records)
             left = None if left is None else left - len(records)
             if not joined and time.monotonic() > deadline:
-                raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"group {consumer.config.group_id!r} lets nobody in")
-        if not await _read(consumer, left, timeout_ms, show):
-            mine = [where.partition for where in consumer.assignment()]
-            _tell_leaderless(await consumer.partitions_for(topic), mine)
+                raise KafkaError(
+                    ErrorCode.REQUEST_TIMED_OUT, f"could not join group {consumer.config.group_id!r} in time"
+                )
+        if not await _print_records(consumer, left, timeout_ms, show):
+            assigned = [where.partition for where in consumer.assignment()]
+            _warn_leaderless(await consumer.partitions_for(topic), assigned)
     finally:
-        telling.cancel()
+        warning.cancel()
         await consumer.close(commit=printed)
 
 
 def _connect_timeout_s(timeout_ms: int | None) -> float | None:
-    """How long to wait for a first broker, where the user says how long for records."""
+    """Return the limit for connecting, derived from --timeout-ms; None without that option."""
     return None if timeout_ms is None else max(timeout_ms / 1000, CONNECT_TIMEOUT_S_MIN)
 
 
-async def _read(consumer: Consumer, max_messages: int | None, timeout_ms: int | None, show_all: ShowAll) -> bool:
-    """Whether there were `max_messages`; False at the end of `timeout_ms`."""
+async def _print_records(
+    consumer: Consumer, max_messages: int | None, timeout_ms: int | None, show_all: ShowAll
+) -> bool:
+    """Print records until `max_messages` (return True) or until none arrived for `timeout_ms` (return False)."""
     left = max_messages
     while left is None or left > 0:
-        wanted_records = POLL_RECORDS_MAX if left is None else min(left, POLL_RECORDS_MAX)
-        records = await consumer.poll(timeout_ms=timeout_ms or IDLE_POLL_MS, max_records=wanted_records)
+        max_records = POLL_RECORDS_MAX if left is None else min(left, POLL_RECORDS_MAX)
+        records = await consumer.poll(timeout_ms=timeout_ms or IDLE_POLL_MS, max_records=max_records)
         if not records and timeout_ms is not None:
             return False
         show_all(records)
@@ -252,22 +263,22 @@ async def _read(consumer: Consumer, max_messages: int | None, timeout_ms: int | 
     return True
 
 
-async def _tell_silence(consumer: Consumer, bootstrap: str) -> None:
-    """Say on stderr, once each time, that no broker has answered for SILENCE_S; until cancelled."""
-    is_told = False
+async def _warn_unreachable(consumer: Consumer, bootstrap: str) -> None:
+    """Warn on stderr each time that no broker has responded for SILENCE_S, until cancelled."""
+    is_reported = False
     while True:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(CHECK_INTERVAL_S)
         silent_s = consumer.unreachable_s
-        if silent_s >= SILENCE_S and not is_told:
-            print(f"kipmesh: no broker answers at {bootstrap}; waiting", file=sys.stderr, flush=True)
-        is_told = silent_s > 0 and (is_told or silent_s >= SILENCE_S)
+        if silent_s >= SILENCE_S and not is_reported:
+            print(f"kipmesh: no broker responds at {bootstrap}; waiting", file=sys.stderr, flush=True)
+        is_reported = silent_s > 0 and (is_reported or silent_s >= SILENCE_S)
 
 
-def _tell_leaderless(topic: TopicMetadata, partitions: Iterable[int]) -> None:
-    """Say on stderr which of the partitions have no leader: nobody gives their records."""
+def _warn_leaderless(topic: TopicMetadata, partitions: Iterable[int]) -> None:
+    """Warn on stderr about partitions without a leader, whose records are not printed."""
     found = [one for one in partitions if one in topic.partitions and topic.partitions[one].leader_id < 0]
     if found:
         numbers = ", ".join(map(str, found))
-        what = "partition" if len(found) == 1 else "partitions"
-        text = f"no leader for {what} {numbers} of topic {topic.name!r}: records are missing here"
+        noun = "partition" if len(found) == 1 else "partitions"
+        text = f"no leader for {noun} {numbers} of topic {topic.name!r}: their records are missing"
         print(f"kipmesh: {text}", file=sys.stderr, flush=True)

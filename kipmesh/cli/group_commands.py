@@ -1,4 +1,4 @@
-"""`kipmesh group`: consumer groups, how far they are, and putting them somewhere else."""
+"""`kipmesh group`: list consumer groups, show their lag, reset their offsets, delete them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from kipmesh.cli.common import (
     AdminConnection,
     AsJson,
     CommandError,
+    check_utf8,
     comma_list,
     command,
     make_app,
-    number_of,
-    plain_text,
+    parse_number,
     print_json,
     print_table,
     print_values,
-    shown,
+    printable,
 )
+from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.messages.schema import MAX_INT64
 
 if TYPE_CHECKING:
     from kipmesh.client import AdminClient, GroupDescription, GroupMemberDescription, ResetTo, TopicPartition
 
 app = make_app(
-    "Show consumer groups and their lag, put them somewhere else, delete them.",
+    "Show consumer groups and their lag, reset their offsets, delete them.",
     """
     kipmesh group list
     kipmesh group describe readers
@@ -40,21 +41,21 @@ app = make_app(
 
 
 def _group_id(value: str) -> str:
-    """Raises typer.BadParameter for the empty one, to which only old clients without a group commit."""
+    """Return a group id unchanged. Raises typer.BadParameter for the empty id, which only simple consumers use."""
     if not value:
-        raise typer.BadParameter("a group's id is not empty")
-    plain_text(value)
+        raise typer.BadParameter("the group id must not be empty")
+    check_utf8(value)
     return value
 
 
 def _known_states(values: list[str] | None) -> list[str] | None:
-    """Raises typer.BadParameter for what is no state, in any case of letters."""
+    """Return group states unchanged. Raises typer.BadParameter for an unknown state; case does not matter."""
     from kipmesh.core.group.classic import GroupState
 
     known = [state.value for state in GroupState]
     for value in values or ():
         if value.lower() not in (state.lower() for state in known):
-            raise typer.BadParameter(f"{value!r} is none of {', '.join(known)}")
+            raise typer.BadParameter(f"{value!r} is not one of {', '.join(known)}")
     return values
 
 
@@ -73,8 +74,8 @@ _LAG_TITLES = (
 _RESETTABLE = ("Empty", "Dead")
 
 
-class _Place(NamedTuple):
-    """How far a group is in one partition; None is what is not known."""
+class _Progress(NamedTuple):
+    """Position of a group in one partition. Unknown values are None."""
 
     topic: str
     partition: int
@@ -94,7 +95,7 @@ def list_(
     connection: AdminConnection,
     as_json: AsJson = False,
 ) -> None:
-    """List the groups of all coordinators, with their states.
+    """List the groups of all coordinators and their states.
 
     Examples:
     kipmesh group list
@@ -104,61 +105,55 @@ def list_(
     print_values(
         connection.run(lambda admin: admin.list_groups(states=states or ())),
         ("GROUP", "STATE", "PROTOCOL"),
-        lambda one: (shown(one.group_id), one.state, one.protocol_type or "-"),
+        lambda one: (printable(one.group_id), one.state, one.protocol_type or "-"),
         lambda one: one._asdict(),
         as_json=as_json,
-        none="there are no groups",
+        none="no groups",
     )
 
 
 @command(app)
-def describe(
-    group_id: Group,
-    *,
-    connection: AdminConnection,
-    as_json: AsJson = False,
-) -> None:
-    """Show a group's state and members, and for each partition how far it is.
+def describe(group_id: Group, *, connection: AdminConnection, as_json: AsJson = False) -> None:
+    """Show the state and members of a group, and its offset and lag in each partition.
 
-    A dash stands for what there is not: no committed offset, no member that has the partition, or a partition without
-    a leader, whose end nobody can tell.
+    A dash means: no committed offset, no member assigned, or an unknown log end offset because the partition has no
+    leader.
 
     Examples:
     kipmesh group describe readers
     kipmesh group describe readers --json
     """
 
-    async def work(admin: AdminClient) -> tuple[GroupDescription, list[_Place]]:
+    async def work(admin: AdminClient) -> tuple[GroupDescription, list[_Progress]]:
         group = (await admin.describe_groups([group_id]))[group_id]
         if group.state == "Dead":
-            from kipmesh.core.errors import ErrorCode, KafkaError
+            text = f"group {group_id!r} does not exist; list groups with: kipmesh group list"
+            raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, text)
+        return group, await _partition_progress(admin, group)
 
-            raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {group_id!r}")
-        return group, await _places(admin, group)
-
-    group, places = connection.run(work)
+    group, partitions = connection.run(work)
     if as_json:
-        print_json(_json_form(group, places))
+        print_json(_json_form(group, partitions))
     else:
-        _show(group, places)
+        _print_group(group, partitions)
 
 
-async def _places(admin: AdminClient, group: GroupDescription) -> list[_Place]:
-    """Of all partitions that have a committed offset or a member."""
+async def _partition_progress(admin: AdminClient, group: GroupDescription) -> list[_Progress]:
+    """Return the progress in all partitions that have a committed offset or an assigned member."""
     owners = {where: member for member in group.members for where in member.assignment}
     committed = {where: one.offset for where, one in (await admin.list_group_offsets(group.group_id)).items()}
     ends = await _ends(admin, owners.keys() | committed.keys())
-    places = []
+    found = []
     for where in sorted(owners.keys() | committed.keys()):
         current, end = committed.get(where), ends.get(where)
-        # The end was asked for later than what is committed, but possibly of a leader that knows less.
+        # The end offset is read after the committed one, but a new leader may report a lower end.
         lag = None if current is None or end is None else max(end - current, 0)
-        places.append(_Place(*where, current, end, lag, owners.get(where)))
-    return places
+        found.append(_Progress(*where, current, end, lag, owners.get(where)))
+    return found
 
 
 async def _ends(admin: AdminClient, wanted: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-    """Log ends of the partitions that have a leader."""
+    """Return the log end offsets of the partitions that have a leader."""
     from kipmesh.client import TIMESTAMP_LATEST
 
     names = {where.topic for where in wanted}
@@ -169,43 +164,42 @@ async def _ends(admin: AdminClient, wanted: Collection[TopicPartition]) -> dict[
         if where.partition in topics.get(where.topic, {}) and topics[where.topic][where.partition].leader_id >= 0
     ]
     found = await admin.list_offsets(dict.fromkeys(led, TIMESTAMP_LATEST)) if led else {}
-    return {where: place.offset for where, place in found.items() if place is not None}
+    return {where: end.offset for where, end in found.items() if end is not None}
 
 
-def _show(group: GroupDescription, places: Sequence[_Place]) -> None:
+def _print_group(group: GroupDescription, partitions: Sequence[_Progress]) -> None:
     node = group.coordinator
     count = len(group.members)
     parts = [
-        f"group {shown(group.group_id)}: {group.state}",
+        f"group {printable(group.group_id)}: {group.state}",
         *([group.partition_assignor] if group.partition_assignor else []),
         f"coordinator {node.node_id} ({node.address})",
         f"{count} member{'' if count == 1 else 's'}",
     ]
     sys.stdout.write(", ".join(parts) + "\n")
-    owners = {place.member.member_id for place in places if place.member is not None}
+    owners = {one.member.member_id for one in partitions if one.member is not None}
     rows: list[tuple[object, ...]] = [
-        (shown(place.topic), place.partition, *map(_or_dash, place[2:5]), *_who(place.member)) for place in places
+        (printable(one.topic), one.partition, *map(_or_dash, one[2:5]), *_member_cells(one.member))
+        for one in partitions
     ]
-    rows += [(*"-----", *_who(member)) for member in group.members if member.member_id not in owners]
+    rows += [(*"-----", *_member_cells(member)) for member in group.members if member.member_id not in owners]
     if rows:
         print_table(_LAG_TITLES, rows)
 
 
-def _who(member: GroupMemberDescription | None) -> tuple[str, str, str]:
+def _member_cells(member: GroupMemberDescription | None) -> tuple[str, str, str]:
     if member is None:
         return ("-", "-", "-")
-    return (shown(member.member_id), shown(member.host), shown(member.client_id))
+    return (printable(member.member_id), printable(member.host), printable(member.client_id))
 
 
 def _or_dash(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-def _json_form(group: GroupDescription, places: Sequence[_Place]) -> dict[str, Any]:
+def _json_form(group: GroupDescription, progress: Sequence[_Progress]) -> dict[str, Any]:
     members = [{**one._asdict(), "assignment": [where._asdict() for where in one.assignment]} for one in group.members]
-    partitions = [
-        {**place._asdict(), "member": None if place.member is None else place.member.member_id} for place in places
-    ]
+    partitions = [{**one._asdict(), "member": None if one.member is None else one.member.member_id} for one in progress]
     coordinator = {key: getattr(group.coordinator, key) for key in ("node_id", "host", "port")}
     return {**group._asdict(), "coordinator": coordinator, "members": members, "partitions": partitions}
 
@@ -221,31 +215,41 @@ def reset(
         typer.Option(
             "--topic",
             metavar="TOPIC[:PARTITION,...]",
-            callback=plain_text,
-            help="All partitions of a topic, or these; repeatable.",
+            callback=check_utf8,
+            help="All partitions of a topic, or only these; repeatable.",
         ),
     ],
-    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="After the last record.")] = False,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="Reset to the first record.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="Reset to the end of the log.")] = False,
     to_offset: Annotated[
-        int | None, typer.Option("--to-offset", metavar="N", min=0, max=MAX_INT64, help="To this offset.")
+        int | None, typer.Option("--to-offset", metavar="N", min=0, max=MAX_INT64, help="Reset to this offset.")
     ] = None,
     to_datetime: Annotated[
         str | None,
-        typer.Option("--to-datetime", metavar="ISO", help="To the first record since; local time, or with a zone."),
+        typer.Option(
+            "--to-datetime",
+            metavar="ISO",
+            help="Reset to the first record at or after this time, local unless it has a zone.",
+        ),
     ] = None,
     shift_by: Annotated[
         int | None,
-        typer.Option("--shift-by", metavar="N", min=-MAX_INT64, max=MAX_INT64, help="N records on; -N records back."),
+        typer.Option(
+            "--shift-by",
+            metavar="N",
+            min=-MAX_INT64,
+            max=MAX_INT64,
+            help="Add N to the current offset; negative: go back.",
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would become of it.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the new offsets without changing them.")] = False,
     *,
     connection: AdminConnection,
     as_json: AsJson = False,
 ) -> None:
-    """Let a group go on somewhere else. It must have no members, and need not exist.
+    """Reset the committed offsets of a group. The group must have no members and need not exist.
 
-    An offset before the first record becomes that one's, one beyond the end the end.
+    An offset outside the log becomes the offset of the first record or the log end offset.
 
     Examples:
     kipmesh group reset readers --topic flights --to-earliest --dry-run
@@ -272,7 +276,7 @@ def reset(
     print_values(
         sorted(after),
         ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET"),
-        lambda where: (shown(group_id), *where, _or_dash(before.get(where)), after[where]),
+        lambda where: (printable(group_id), *where, _or_dash(before.get(where)), after[where]),
         lambda where: {
             "group_id": group_id,
             **where._asdict(),
@@ -301,7 +305,7 @@ def _target(
     given = [(to, value) for to, value in wanted.items() if value is not None]
     if len(given) != 1:
         names = "--to-earliest, --to-latest, --to-offset, --to-datetime, --shift-by"
-        raise typer.BadParameter(f"give one of {names}")
+        raise typer.BadParameter(f"give exactly one of {names}")
     return given[0]
 
 
@@ -309,10 +313,12 @@ def _timestamp_ms(text: str) -> int:
     try:
         when = datetime.fromisoformat(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is not as 2026-11-21T08:00:00", param_hint="--to-datetime") from None
+        raise typer.BadParameter(
+            f"{text!r} is not an ISO time such as 2026-11-21T08:00:00", param_hint="--to-datetime"
+        ) from None
     try:
         return max(round(when.timestamp() * 1000), 0)
-    except (ValueError, OverflowError, OSError):  # the first and the last year, where the zone leads out of it
+    except (ValueError, OverflowError, OSError):  # in the first or last year, a time zone can exceed the range
         raise typer.BadParameter(f"{text!r} is out of range", param_hint="--to-datetime") from None
 
 
@@ -321,20 +327,19 @@ def _parse(text: str) -> tuple[str, list[int] | None]:
     parts = [part.strip() for part in numbers.split(",")] if colon else []
     if not name or not all(part.isascii() and part.isdecimal() for part in parts):
         raise typer.BadParameter(f"{text!r} is not TOPIC[:PARTITION,...]", param_hint="--topic")
-    return name, [number_of(part, "--topic") for part in parts] if colon else None
+    return name, [parse_number(part, "--topic") for part in parts] if colon else None
 
 
 async def _partitions(admin: AdminClient, named: Sequence[tuple[str, list[int] | None]]) -> list[TopicPartition]:
-    """All that are named, each once; raises KafkaError for one that there is not."""
+    """Return the named partitions without duplicates. Raises KafkaError (UNKNOWN_TOPIC_OR_PARTITION)."""
     from kipmesh.client import TopicPartition
-    from kipmesh.core.errors import ErrorCode, KafkaError
 
     found = {one.name: one.partitions for one in await admin.describe_topics(dict.fromkeys(name for name, _ in named))}
     wanted: dict[TopicPartition, None] = {}
     for name, numbers in named:
         for number in sorted(found[name]) if numbers is None else numbers:
             if number not in found[name]:
-                text = f"topic {name!r} has the partitions {comma_list(sorted(found[name]))}"
+                text = f"topic {name!r} has no partition {number}; it has {comma_list(sorted(found[name]))}"
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
             wanted[TopicPartition(name, number)] = None
     return list(wanted)
@@ -345,15 +350,13 @@ async def _partitions(admin: AdminClient, named: Sequence[tuple[str, list[int] |
 
 @command(app)
 def delete(group_id: Group, *, connection: AdminConnection) -> None:
-    """Delete a group that has no members, and its committed offsets.
+    """Delete a group without members, and its committed offsets.
 
     Examples:
     kipmesh group delete readers
     """
 
     async def work(admin: AdminClient) -> None:
-        from kipmesh.core.errors import ErrorCode, KafkaError
-
         try:
             await admin.delete_groups([group_id])
         except KafkaError as error:
@@ -362,4 +365,4 @@ def delete(group_id: Group, *, connection: AdminConnection) -> None:
             raise KafkaError(error.code, f"group {group_id!r} has members: stop them first") from None
 
     connection.run(work)
-    print(f"{shown(group_id)}: deleted")
+    print(f"{printable(group_id)}: deleted")

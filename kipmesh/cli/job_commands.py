@@ -1,4 +1,4 @@
-"""`kipmesh job`: the Spark jobs over the mesh. Each is described in `kipmesh_jobs`, its options too."""
+"""`kipmesh job`: run the Spark jobs of `kipmesh_jobs`, which also defines their options and help."""
 
 from __future__ import annotations
 
@@ -27,32 +27,34 @@ DEFAULT_OUT = Path("kipmesh-jobs")
 
 Out = Annotated[
     Path | None,
-    typer.Option("--out", metavar="DIR", help="For results. Left out: kipmesh-jobs/NAME.", show_default=False),
+    typer.Option(
+        "--out", metavar="DIR", help="Directory of the results. Default: kipmesh-jobs/NAME.", show_default=False
+    ),
 ]
-Master = Annotated[str, typer.Option("--master", help="Spark's: local[N], local[*], spark://HOST:PORT.")]
-Memory = Annotated[str, typer.Option("--driver-memory", help="Of Spark's driver, for example 2g.")]
+Master = Annotated[str, typer.Option("--master", help="Spark master: local[N], local[*] or spark://HOST:PORT.")]
+Memory = Annotated[str, typer.Option("--driver-memory", help="Memory of the Spark driver, e.g. 2g.")]
 SparkConf = Annotated[
-    list[str] | None, typer.Option("--spark-conf", metavar="KEY=VALUE", help="A setting of Spark; may be repeated.")
+    list[str] | None, typer.Option("--spark-conf", metavar="KEY=VALUE", help="A Spark setting; repeatable.")
 ]
 
 app = make_app(
-    "Run a Spark job: a report with charts, its tables as Parquet, its figures as JSON.",
+    "Run a Spark job. It writes a report with charts, Parquet tables and a JSON summary.",
     """
     kipmesh job --help
-    kipmesh job NAME --help
+    kipmesh job flights --help
     """,
 )
 
 
 def _command(job: Job[Any]) -> Callable[..., None]:
-    """A typer command whose arguments are the fields of the job's options and those that all jobs have."""
+    """Return a typer command with the fields of the job's options and the options that all jobs share."""
 
     def run(**given: Any) -> None:
         settings = Settings(
             out=given.pop("out") or DEFAULT_OUT / job.name,
             master=given.pop("master"),
             memory=given.pop("memory"),
-            spark=parse_pairs(given.pop("spark_conf") or (), "--spark-conf"),
+            spark=parse_pairs(given.pop("spark_conf"), "--spark-conf"),
             as_json=given.pop("as_json"),
             client=command_config(),
         )
@@ -76,14 +78,14 @@ def _command(job: Job[Any]) -> Callable[..., None]:
 
 
 def _run(job: Job[Any], options: Any, settings: Settings) -> None:
-    from kipmesh.cluster.signals import ending_as_interrupt
+    from kipmesh.cluster.signals import signals_as_interrupt
 
     try:
-        with ending_as_interrupt():
+        with signals_as_interrupt():
             outcome = run_job(job, options, settings)
     except KeyboardInterrupt as interrupt:
-        left = next(iter(getattr(interrupt, "__notes__", ())), "nothing of this run is left")
-        print(f"kipmesh: interrupted; Spark is stopped and {left}", file=sys.stderr)
+        result = next(iter(getattr(interrupt, "__notes__", ())), "this run left no files")
+        print(f"kipmesh: interrupted; Spark is stopped and {result}", file=sys.stderr)
         raise
     if settings.as_json:
         print_json(outcome.summary)

@@ -1,4 +1,4 @@
-"""`kipmesh local`: a cluster of processes on this machine."""
+"""`kipmesh local`: start, stop and break a cluster of processes on this machine."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import typer
 
 from kipmesh.cli.common import (
     DEFAULT_DIR,
+    EXIT_FAILED,
     AsJson,
     Dir,
     command,
@@ -44,31 +45,39 @@ app = make_app(
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node, for example follower-1.")]
 
 
-def _cluster(folder: Any, **options: Any) -> ProcessCluster:
+def _cluster(directory: Path, **options: Any) -> ProcessCluster:
     from kipmesh.cluster.process_cluster import ProcessCluster
 
-    return ProcessCluster(folder, **options)
+    return ProcessCluster(directory, **options)
 
 
 @command(app)
 def up(
-    folder: Dir = DEFAULT_DIR,
-    controllers: Annotated[int | None, typer.Option(min=1, max=5, help="Voters of the metadata quorum (3).")] = None,
-    leaders: Annotated[int | None, typer.Option(min=0, help="Brokers preferred as leaders (a new cluster: 1).")] = None,
-    followers: Annotated[int | None, typer.Option(min=0, help="Brokers preferred as replicas (2).")] = None,
-    consumers: Annotated[int | None, typer.Option(min=0, help="HTTP consumer services (0).")] = None,
+    directory: Dir = DEFAULT_DIR,
+    controllers: Annotated[
+        int | None, typer.Option(min=1, max=5, help="Voters of the metadata quorum: 1, 3 or 5. New cluster: 3.")
+    ] = None,
+    leaders: Annotated[int | None, typer.Option(min=0, help="Brokers preferred as leaders. New cluster: 1.")] = None,
+    followers: Annotated[
+        int | None, typer.Option(min=0, help="Brokers preferred as followers. New cluster: 2.")
+    ] = None,
+    consumers: Annotated[int | None, typer.Option(min=0, help="HTTP consumer services. New cluster: 0.")] = None,
     config: Annotated[
-        list[str] | None, typer.Option("--config", metavar="KEY=VALUE", help="For every node that knows the key.")
+        list[str] | None,
+        typer.Option("--config", metavar="KEY=VALUE", help="A setting of all nodes that know the key; repeatable."),
     ] = None,
     tls: Annotated[
-        bool | None, typer.Option("--tls/--no-tls", help="TLS for everything, with certificates made for it (no).")
+        bool | None,
+        typer.Option("--tls/--no-tls", help="TLS on all listeners, with generated certificates. New cluster: no."),
     ] = None,
-    timeout_s: Annotated[float, seconds_option("--timeout", "Seconds to wait until all are ready.", least=1)] = 60.0,
+    timeout_s: Annotated[
+        float, seconds_option("--timeout", "Seconds to wait until all nodes are ready.", least=1)
+    ] = 60.0,
     as_json: AsJson = False,
 ) -> None:
-    """Start a cluster, or restart the one in the folder on its data, and return when it is ready.
+    """Start a cluster and return when all nodes are ready. An existing cluster in --dir is restarted with its data.
 
-    The folder then holds cluster.json and a folder a node: node.properties, data, node.log.
+    Writes cluster.json and one directory per node (node.properties, data, node.log) to --dir.
 
     Examples:
     kipmesh local up
@@ -77,13 +86,13 @@ def up(
     """
     from kipmesh.cluster.layout import LOCAL_UP_COUNTS, Counts
 
-    values = {**_from_environment(), **parse_pairs(config or (), "--config")}
+    values = {**_from_environment(), **parse_pairs(config, "--config")}
     if controllers not in (None, 1, 3, 5):
-        raise typer.BadParameter("1, 3 or 5", param_hint="--controllers")
+        raise typer.BadParameter(f"must be 1, 3 or 5, got {controllers}", param_hint="--controllers")
     begin = time.monotonic()
     with _progress() as on_event:
-        cluster = _cluster(folder, defaults=LOCAL_UP_COUNTS, start_timeout_s=timeout_s, on_event=on_event)
-        with _undone_when_ended():
+        cluster = _cluster(directory, defaults=LOCAL_UP_COUNTS, start_timeout_s=timeout_s, on_event=on_event)
+        with _stopped_on_signal():
             started = cluster.up(Counts(controllers, leaders, followers, consumers), values, tls=tls)
         cluster.detach()
     state = cluster.state()
@@ -92,30 +101,30 @@ def up(
             print_json(asdict(node))
         return
     took = f"ready in {time.monotonic() - begin:.1f} s" if started else "runs already"
-    print(f"{len(state.nodes)} nodes in {cluster.folder}: {took}")
-    _print_bootstrap(state, cluster.folder)
+    print(f"{len(state.nodes)} nodes in {cluster.directory}: {took}")
+    _print_bootstrap(state, cluster.directory)
 
 
-def _print_bootstrap(state: ClusterState, folder: Path) -> None:
+def _print_bootstrap(state: ClusterState, directory: Path) -> None:
     print(f"bootstrap: {state.bootstrap}")
     if state.has_tls:
         from kipmesh.cluster.certificates import CLIENT_PROPERTIES
 
-        print(f"for clients: {folder / CLIENT_PROPERTIES}")
+        print(f"for clients: {directory / CLIENT_PROPERTIES}")
     if state.kafka_bootstrap is not None:
         print(f"kafka bootstrap: {state.kafka_bootstrap}")
 
 
 @contextmanager
-def _undone_when_ended() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP stop what the command within had started."""
-    from kipmesh.cluster.signals import ending_as_interrupt
+def _stopped_on_signal() -> Iterator[None]:
+    """Report that Ctrl-C, SIGTERM or SIGHUP stopped the nodes that the block had started."""
+    from kipmesh.cluster.signals import signals_as_interrupt
 
     try:
-        with ending_as_interrupt():
+        with signals_as_interrupt():
             yield
     except KeyboardInterrupt:
-        print("kipmesh: interrupted; what this command had started is stopped", file=sys.stderr)
+        print("kipmesh: interrupted; the nodes that this command had started are stopped", file=sys.stderr)
         raise
 
 
@@ -129,7 +138,7 @@ def _from_environment() -> dict[str, str]:
 
 @contextmanager
 def _progress() -> Iterator[OnEvent | None]:
-    """On a terminal, a line a node that shows what it is doing."""
+    """Yield a callback that shows one progress line per node; None if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -151,102 +160,75 @@ def _progress() -> Iterator[OnEvent | None]:
 
 @command(app)
 def down(
-    folder: Dir = DEFAULT_DIR,
-    timeout_s: Annotated[float, seconds_option("--timeout", "Seconds before SIGKILL.", least=0)] = 15.0,
+    directory: Dir = DEFAULT_DIR,
+    timeout_s: Annotated[float, seconds_option("--timeout", "Seconds between SIGTERM and SIGKILL.", least=0)] = 15.0,
 ) -> None:
-    """Stop all nodes cleanly; those that take too long are killed. The data stays.
+    """Stop all nodes (SIGTERM) and kill those that do not stop in time (SIGKILL). The data stays.
 
     Examples:
     kipmesh local down
     kipmesh local down --dir mesh
     """
     with _progress() as on_event:
-        cluster = _cluster(folder, stop_timeout_s=timeout_s, on_event=on_event)
+        cluster = _cluster(directory, stop_timeout_s=timeout_s, on_event=on_event)
         stopped = cluster.down()
-    print(f"{cluster.folder}: {'stopped' if stopped else 'nothing ran'}")
+    print(f"{cluster.directory}: {'stopped' if stopped else 'nothing ran'}")
 
 
 @command(app)
-def status(folder: Dir = DEFAULT_DIR, as_json: AsJson = False) -> None:
-    """Show every node: ready, not ready, paused or stopped. Exit code 0 when all are ready, 1 otherwise.
+def status(directory: Dir = DEFAULT_DIR, as_json: AsJson = False) -> None:
+    """Show the state of every node: ready, not ready, paused or stopped. Exit code 1 unless all are ready.
 
     Examples:
     kipmesh local status --dir mesh
     kipmesh local status --dir mesh --json
     """
-    cluster = _cluster(folder)
+    cluster = _cluster(directory)
     states = cluster.status()
     if as_json:
-        for node, how in states:
-            print_json({**asdict(node), "state": how})
+        for node, state in states:
+            print_json({**asdict(node), "state": state})
     else:
         rows = [
-            (node.name, how, node.node_id or "-", node.rack, node.pid or "-", node.grpc or "-", node.http or "-")
-            for node, how in states
+            (node.name, state, node.node_id or "-", node.rack, node.pid or "-", node.grpc or "-", node.http or "-")
+            for node, state in states
         ]
         print_table(("NODE", "STATE", "ID", "RACK", "PID", "GRPC", "HTTP"), rows)
-        _print_bootstrap(cluster.state(), cluster.folder)
-    if any(how != "ready" for _node, how in states):
-        raise typer.Exit(1)
+        _print_bootstrap(cluster.state(), cluster.directory)
+    if any(state != "ready" for _, state in states):
+        raise typer.Exit(EXIT_FAILED)
 
 
 @command(app)
-def start(name: NodeName, folder: Dir = DEFAULT_DIR) -> None:
-    """Start a node that does not run, on its data, and return when it is ready.
+def start(name: NodeName, directory: Dir = DEFAULT_DIR) -> None:
+    """Start a stopped node with its data and return when it is ready.
 
-    A controller is not waited for while too few of them run to elect the active one.
+    Returns earlier for a controller if too few controllers run to elect a leader of the quorum.
 
     Examples:
     kipmesh local start follower-1 --dir mesh
     """
     begin = time.monotonic()
-    cluster = _cluster(folder)
-    with _undone_when_ended():
+    cluster = _cluster(directory)
+    with _stopped_on_signal():
         started = cluster.start(name)
     cluster.detach()
-    how = f"ready in {time.monotonic() - begin:.1f} s" if started.state == "ready" else "waits for more controllers"
-    print(f"{name}: {how} (pid {started.node.pid})")
+    state = f"ready in {time.monotonic() - begin:.1f} s" if started.state == "ready" else "waits for more controllers"
+    print(f"{name}: {state} (pid {started.node.pid})")
 
 
-@command(app)
-def stop(name: NodeName, folder: Dir = DEFAULT_DIR) -> None:
-    """Stop one node cleanly (SIGTERM).
+def _add_signal_command(name: str, done: str, text: str, example_node: str) -> None:
+    def send_signal(node: NodeName, directory: Dir = DEFAULT_DIR) -> None:
+        getattr(_cluster(directory), name)(node)
+        print(f"{node}: {done}")
 
-    Examples:
-    kipmesh local stop follower-1 --dir mesh
-    """
-    _cluster(folder).stop(name)
-    print(f"{name}: stopped")
+    send_signal.__doc__ = f"{text}\n\nExamples:\nkipmesh local {name} {example_node} --dir mesh\n"
+    command(app, name)(send_signal)
 
 
-@command(app)
-def kill(name: NodeName, folder: Dir = DEFAULT_DIR) -> None:
-    """Kill one node at once (SIGKILL).
-
-    Examples:
-    kipmesh local kill leader-1 --dir mesh
-    """
-    _cluster(folder).kill(name)
-    print(f"{name}: killed")
-
-
-@command(app)
-def pause(name: NodeName, folder: Dir = DEFAULT_DIR) -> None:
-    """Hold one node (SIGSTOP): it keeps its connections and answers nothing.
-
-    Examples:
-    kipmesh local pause leader-1 --dir mesh
-    """
-    _cluster(folder).pause(name)
-    print(f"{name}: paused")
-
-
-@command(app)
-def resume(name: NodeName, folder: Dir = DEFAULT_DIR) -> None:
-    """Let a held node go on (SIGCONT).
-
-    Examples:
-    kipmesh local resume leader-1 --dir mesh
-    """
-    _cluster(folder).resume(name)
-    print(f"{name}: resumed")
+_add_signal_command("stop", "stopped", "Stop one node cleanly (SIGTERM).", "follower-1")
+_add_signal_command("kill", "killed", "Kill one node (SIGKILL).", "leader-1")
+_add_signal_command(
+    "pause", "paused", "Pause one node (SIGSTOP): it keeps its connections but does not respond.", "leader-1"
+)
+_add_signal_command("resume", "resumed", "Resume a paused node (SIGCONT).", "leader-1")

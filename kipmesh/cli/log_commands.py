@@ -17,31 +17,33 @@ from kipmesh.cli.common import AsJson, CommandError, command, make_app, print_js
 if TYPE_CHECKING:
     from kipmesh.core.record_batch import BatchHeader, Buffer
 
-METADATA_FOLDER = "__cluster_metadata-"
+METADATA_PREFIX = "__cluster_metadata-"
 SNAPSHOT_NAME = re.compile(r"\.checkpoint(\.part|\.deleted)?$")
 
-app = make_app("Look into log files.", "kipmesh log dump mesh/leader-1/data/flights-0/00000000000000000000.log")
+app = make_app("Dump log files.", "kipmesh log dump mesh/leader-1/data/flights-0/00000000000000000000.log")
 
 
 snapshot_app = make_app(
-    "Look into snapshots of the metadata.",
+    "Dump snapshots of the metadata.",
     "kipmesh snapshot dump mesh/controller-1/data/__cluster_metadata-0/00000000000000000100-0000000003.checkpoint",
 )
 
 
 @command(app)
 def dump(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A segment: <20 digits>.log")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A segment file: <20 digits>.log")],
     print_records: Annotated[
         bool | None,
-        typer.Option("--print-records/--batches", help="With every record (of metadata always), or only batches."),
+        typer.Option(
+            "--print-records/--batches", help="Print records, or only batches. Default: records only for metadata."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the record batches of a segment, a line each, and check their CRCs.
+    """Print the record batches of a segment, one per line, and check their CRCs.
 
-    What is wrong with a file is printed in its place; the exit code is then 1. Records of the metadata log and of its
-    snapshots are decoded, control records included.
+    Errors are printed where they occur and set exit code 1. Records of the metadata log and its snapshots are decoded,
+    including control records.
 
     Examples:
     kipmesh log dump data/flights-0/00000000000000000000.log
@@ -49,7 +51,7 @@ def dump(
     kipmesh log dump data/__cluster_metadata-0/00000000000000000000.log --json
     """
     _check_file(file)
-    is_metadata = file.absolute().parent.name.startswith(METADATA_FOLDER) or bool(SNAPSHOT_NAME.search(file.name))
+    is_metadata = file.absolute().parent.name.startswith(METADATA_PREFIX) or bool(SNAPSHOT_NAME.search(file.name))
     with_records = is_metadata if print_records is None else print_records
     if not _print_dump(file, print_records=with_records, is_metadata=is_metadata, as_json=as_json):
         raise typer.Exit(1)
@@ -58,12 +60,12 @@ def dump(
 @command(snapshot_app, "dump")
 def dump_snapshot(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="<end offset>-<epoch>.checkpoint, or a .part of one")],
-    batches_only: Annotated[bool, typer.Option("--batches", help="Only the batches, not every record.")] = False,
+    batches_only: Annotated[bool, typer.Option("--batches", help="Print only batches, no records.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print the batches and decoded records of a snapshot, a line each, and check that it is whole and valid.
+    """Print the batches and decoded records of a snapshot, one per line, and check that it is complete and valid.
 
-    What is wrong with the file is printed; the exit code is then 1.
+    Errors set exit code 1.
 
     Examples:
     kipmesh snapshot dump data/__cluster_metadata-0/00000000000000000100-0000000003.checkpoint
@@ -84,7 +86,7 @@ def dump_snapshot(
 
 
 class _ReadOnly:
-    """An open file that need not be ours to write: Apache Kafka makes its snapshots read-only."""
+    """A file opened only for reading, because Apache Kafka makes its snapshots read-only."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -97,9 +99,9 @@ class _ReadOnly:
 
 
 def _check_file(file: Path) -> None:
-    """Raises CommandError for what is no regular file."""
+    """Raise CommandError unless `file` is a regular file."""
     if file.is_dir():
-        raise CommandError(f"{file} is a folder: name a file in it")
+        raise CommandError(f"{file} is a directory: name a file in it")
     if not file.exists():
         raise CommandError(f"{file}: no such file")
     if not file.is_file():
@@ -107,19 +109,19 @@ def _check_file(file: Path) -> None:
 
 
 def _print_dump(file: Path, *, print_records: bool, is_metadata: bool, as_json: bool) -> bool:
-    """Print what is in a file of record batches; whether nothing is wrong with it."""
+    """Print the record batches of a file and return whether it has no errors."""
     if file.stat().st_size == 0:
         return True
-    faults = 0
+    errors = 0
     with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         view = memoryview(data)
         try:
             for one in _objects(view, print_records=print_records, is_metadata=is_metadata):
-                faults += "error" in one
+                errors += "error" in one
                 print_json(one) if as_json else print(_text(one))
         finally:
             view.release()
-    return not faults
+    return not errors
 
 
 def _objects(data: Buffer, *, print_records: bool, is_metadata: bool) -> Iterator[dict[str, Any]]:
@@ -141,7 +143,7 @@ def _objects(data: Buffer, *, print_records: bool, is_metadata: bool) -> Iterato
         one = _batch_object(position, header)
         try:
             if header.base_offset < expected:
-                one["error"] = f"base offset {header.base_offset} is below the offset {expected} that comes next"
+                one["error"] = f"base offset must be at least {expected}, got {header.base_offset}"
             check_crc(data, position, header)
             records = _record_objects(data, position, header, is_metadata=is_metadata) if print_records else []
         except KafkaError as error:
@@ -234,7 +236,7 @@ def _metadata_object(value: bytes) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Named tuples as objects, 16-byte ids as Kafka prints them."""
+    """Convert a decoded record for JSON: named tuples to dicts, bytes to Kafka's text form of ids."""
     if hasattr(value, "_asdict"):
         return {name: _plain(field) for name, field in value._asdict().items()}
     if isinstance(value, bytes):

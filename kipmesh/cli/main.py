@@ -1,8 +1,8 @@
-"""`kipmesh`: the commands, and what is common to them.
+"""Entry point of the command `kipmesh`: the command tree, global options and exit codes.
 
-Rules: an error is one clear line on stderr and exit code 1, wrong usage 2; a closed pipe, Ctrl-C and SIGTERM end
-quietly (141, 130, 143, as shells expect). Command modules import clients, clusters and storage inside their functions
-only.
+Exit codes: 1 for an error, reported as one line on stderr; 2 for wrong usage; 141, 130 and 143 after a closed pipe,
+Ctrl-C and SIGTERM, without a message. Command modules import clients, clusters and storage only inside functions, so
+that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from kipmesh.cli.common import (
     EXIT_PIPE_CLOSED,
     EXIT_SIGNAL,
     command,
-    explain,
     make_app,
+    report_error,
 )
 
 app = make_app(
@@ -85,7 +85,7 @@ def _options(
             "--command-config",
             envvar=COMMAND_CONFIG,
             metavar="FILE",
-            help="Properties of clients (security.protocol, ssl.*) for any command. Local clusters need none.",
+            help="Properties file with client settings (security.protocol, ssl.*). Local clusters do not need it.",
         ),
     ] = None,
 ) -> None:
@@ -95,7 +95,10 @@ def _options(
 
 
 def _open_streams() -> None:
-    """What the caller closed (`>&-`) is None in Python: writing to it is to fail as anywhere; stderr is dropped."""
+    """Replace streams that the caller closed (`>&-`), which Python sets to None.
+
+    Writes to a closed stdout fail like other write errors; a closed stderr discards its output.
+    """
     if sys.stdout is None:
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if sys.stderr is None:
@@ -103,41 +106,41 @@ def _open_streams() -> None:
 
 
 def main() -> None:
-    """The entry point of the script `kipmesh`."""
+    """Run the command line in sys.argv and exit with its exit code."""
     _open_streams()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     sys.exit(_flushed(_run()))
 
 
 def _run() -> int:
-    """Do what the command line says; the exit code."""
+    """Run the command line and return its exit code."""
     try:
-        # Not `app()`: it would turn a closed pipe into exit code 1.
+        # `app()` would turn a closed pipe into exit code 1.
         command = typer.main.get_command(app)
         with command.make_context("kipmesh", sys.argv[1:]) as context:
             command.invoke(context)
         return _flushed(EXIT_OK)
-    except typer.Exit as asked:
-        return asked.exit_code
+    except typer.Exit as exit_:
+        return exit_.exit_code
     except BrokenPipeError:
         return EXIT_PIPE_CLOSED
     except (KeyboardInterrupt, typer.Abort) as interrupt:
         number: int = getattr(interrupt, "number", signal.SIGINT)
         return EXIT_SIGNAL + number
     except Exception as error:
-        return explain(error)
+        return report_error(error)
 
 
 def _flushed(code: int) -> int:
-    """Write the rest of the output; the exit code, which is that of an error there when there was none before."""
+    """Flush stdout and return `code`, or the exit code of a write error if `code` is 0."""
     try:
         sys.stdout.flush()
     except OSError as error:
-        # Python flushes stdout once more at exit: give it somewhere to go.
+        # Python flushes stdout again at exit; redirect it so that this does not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return code or EXIT_PIPE_CLOSED
-        return code or explain(OSError(error.errno, error.strerror, "standard output"))
+        return code or report_error(OSError(error.errno, error.strerror, "standard output"))
     return code
 
 

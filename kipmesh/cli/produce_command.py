@@ -1,11 +1,10 @@
-"""`kipmesh produce`: lines of files and of standard input as records (`produce_input` reads them).
+"""`kipmesh produce`: write the lines of files and standard input as records. `produce_input` parses them.
 
-Rules:
-- The last line of stderr says how many records were acknowledged, and how many of those that were read were not:
-  also after an error, Ctrl-C and SIGTERM.
-- SIGTERM and Ctrl-C end the reading. What was read is delivered within STOP_TIMEOUT_S; a second signal ends that, too.
-- On a terminal a line shows how far it is: a bar where all input has a size, of what is read and acknowledged.
-- With `--stats` the lines before the last one are the producer's counters (526-10), a name and a number each.
+- The last line of stderr counts the records that were acknowledged and, of those read, the records that were not. This
+  also holds after an error, Ctrl-C or SIGTERM.
+- SIGTERM and Ctrl-C stop reading. Records already read are delivered within STOP_TIMEOUT_S; a second signal drops them.
+- A terminal shows the progress, with a bar if the size of the input is known.
+- `--stats` prints the producer's metadata counters (526-10) before the last line, one name and number per line.
 """
 
 from __future__ import annotations
@@ -29,8 +28,9 @@ from kipmesh.cli.common import (
     CommandError,
     Connection,
     Topic,
-    explain,
+    create_command,
     parse_pairs,
+    report_error,
     run,
     separator_bytes,
 )
@@ -44,24 +44,25 @@ from kipmesh.cli.produce_input import (
     LineTooLongError,
     Parser,
 )
+from kipmesh.core.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from kipmesh.client import Producer
 
-WAITING_MAX = 1_000_000
-"""Records whose acknowledgement is awaited, in the order of the input."""
+UNACKNOWLEDGED_RECORDS_MAX = 1_000_000
+"""Limit of records sent and not yet acknowledged."""
 PROGRESS_INTERVAL_S = 0.2
 STOP_TIMEOUT_S = 5.0
-UNKNOWN_S = 5.0
-"""For so long records have waited for news of their topic before that is said."""
+METADATA_WARNING_S = 5.0
+"""Time without metadata of the topic after which a warning is printed."""
 BAR_COLUMNS = 24
 
 MakeParser = Callable[[int], Parser]
-"""Makes the parser of one input; given is how long a row may be."""
+"""Creates the parser of one input. The argument is the maximum size of a row in bytes."""
 
 
 class Format(StrEnum):
-    """Of the input."""
+    """Format of the input."""
 
     LINES = "lines"
     NDJSON = "ndjson"
@@ -72,31 +73,31 @@ def produce(
     topic: Topic,
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FILE", help="Files to read, - for standard input.  [default: -]", show_default=False),
+        typer.Argument(metavar="FILE", help="Files to read; - is standard input.  [default: -]", show_default=False),
     ] = None,
     form: Annotated[
         Format,
         typer.Option(
             "--format",
-            help="Each line is a value; or each line is one JSON value; or CSV with the names of its columns in the "
-            "first row, each other row of which becomes a JSON object.",
+            help="lines: each line is a value. ndjson: each line is a JSON value. csv: the first row has the columns, "
+            "and each other row becomes a JSON object.",
         ),
     ] = Format.LINES,
     key_column: Annotated[
-        str | None, typer.Option("--key-column", help="The column (of NDJSON: the field) that is the key.")
+        str | None, typer.Option("--key-column", help="Column (CSV) or field (NDJSON) that is the key.")
     ] = None,
-    delimiter: Annotated[str, typer.Option("--delimiter", help="Between columns of CSV.")] = ",",
+    delimiter: Annotated[str, typer.Option("--delimiter", help="Separator of CSV columns.")] = ",",
     key_separator: Annotated[
-        str | None, typer.Option("--key-separator", help="Split each line into key and value there.")
+        str | None, typer.Option("--key-separator", help="Separator of key and value in each line.")
     ] = None,
     stats: Annotated[
-        bool, typer.Option("--stats", help="At the end, write the producer's counters of metadata to stderr.")
+        bool, typer.Option("--stats", help="Print the producer's metadata counters to stderr at the end.")
     ] = False,
     config: ClientConfig = None,
     *,
     connection: Connection,
 ) -> None:
-    """Write each line of files or standard input as a record. The last line of stderr says what was acknowledged.
+    """Write each line of files or standard input as a record. The last line of stderr counts acknowledged records.
 
     Examples:
     seq 1000 | kipmesh produce flights
@@ -105,7 +106,7 @@ def produce(
     kipmesh produce flights - --format ndjson --key-column id < flights.ndjson
     kipmesh produce flights values.txt --config compression.type=zstd --config linger.ms=20 --stats
     """
-    settings = parse_pairs(config or (), "--config")
+    settings = parse_pairs(config, "--config")
     make_parser = _parser_maker(form, key_separator, key_column, delimiter)
     code = run(lambda: _produce(connection, topic, files or (), make_parser, settings, stats))
     if code != EXIT_OK:
@@ -113,13 +114,15 @@ def produce(
 
 
 def _parser_maker(form: Format, key_separator: str | None, key_column: str | None, delimiter: str) -> MakeParser:
-    """Raises typer.BadParameter for options that do not go together."""
+    """Return the factory of parsers for these options. Raises typer.BadParameter for options that conflict."""
     if key_separator is not None and form is not Format.LINES:
-        raise typer.BadParameter("is for --format lines; --key-column for the others", param_hint="--key-separator")
+        raise typer.BadParameter(f"needs --format lines; use --key-column for {form}", param_hint="--key-separator")
     if key_column is not None and form is Format.LINES:
-        raise typer.BadParameter("is for --format ndjson and csv", param_hint="--key-column")
+        raise typer.BadParameter("needs --format ndjson or --format csv", param_hint="--key-column")
     if len(delimiter) != 1 or (not delimiter.isprintable() and delimiter != "\t") or delimiter == '"':
-        raise typer.BadParameter("one character, and not a quote", param_hint="--delimiter")
+        raise typer.BadParameter(
+            f"must be one character other than a quote, got {delimiter!r}", param_hint="--delimiter"
+        )
     separator = None if key_separator is None else separator_bytes(key_separator)
     if form is Format.CSV:
         return lambda row_bytes_max: CsvParser(key_column, delimiter, row_bytes_max)
@@ -136,7 +139,7 @@ async def _produce(
     config: dict[str, Any],
     stats: bool,
 ) -> int:
-    """Run to the end of the input, an error or a signal; the exit code."""
+    """Write records until the end of the input, an error or a signal. Return the exit code."""
     inputs = Inputs(files)
     progress = _Progress(inputs)
     signals: list[signal.Signals] = []
@@ -150,7 +153,7 @@ async def _produce(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)
-    showing = asyncio.create_task(progress.show_on()) if progress.is_terminal else None
+    showing = asyncio.create_task(progress.show()) if progress.is_terminal else None
     feeding = asyncio.create_task(_feed(connection, topic, make_parser, config, inputs, progress))
     await _first(feeding, arrived, None)
     if not feeding.done():
@@ -161,7 +164,7 @@ async def _produce(
     if showing is not None:
         showing.cancel()
     progress.clear()
-    code = explain(result) if isinstance(result, Exception) else EXIT_OK
+    code = report_error(result) if isinstance(result, Exception) else EXIT_OK
     if signals:
         code = EXIT_SIGNAL + signals[0]
     if stats:
@@ -171,7 +174,7 @@ async def _produce(
 
 
 async def _first(task: asyncio.Task[None], event: asyncio.Event, timeout_s: float | None) -> None:
-    """Wait for the task, the event or the time, whichever is first."""
+    """Wait for the task, the event or the timeout, whichever comes first."""
     waiting = asyncio.create_task(event.wait())
     try:
         await asyncio.wait([task, waiting], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -187,23 +190,23 @@ async def _feed(
     inputs: Inputs,
     progress: _Progress,
 ) -> None:
-    """Send everything and wait until it is delivered; cancelled, it gives up what is under way."""
+    """Send all records and wait for their acknowledgement. Cancellation drops pending records."""
     from kipmesh.client import Producer
 
     producer = Producer(connection.bootstrap, **{**connection.config, **config})
     progress.has_acks = producer.config.acks != 0
     await connection.start(producer, config)
     close_timeout_s: float | None = None
-    telling = asyncio.create_task(_tell_unknown(producer, topic, progress))
+    warning = asyncio.create_task(_warn_missing_metadata(producer, topic, progress))
     try:
         await _Feeder(producer, topic, make_parser, inputs, progress).send_all()
         await producer.flush()
-        progress.settle()
+        progress.count_acknowledged()
     except asyncio.CancelledError:
         close_timeout_s = 0
         raise
     finally:
-        telling.cancel()
+        warning.cancel()
         progress.counters = producer.metrics()
         try:
             async with asyncio.timeout(close_timeout_s):
@@ -213,18 +216,19 @@ async def _feed(
         progress.count_rest()
 
 
-async def _tell_unknown(producer: Producer, topic: str, progress: _Progress) -> None:
-    """Say on stderr, once, that the first records wait for the topic's metadata."""
-    await progress.begun.wait()
-    await asyncio.sleep(UNKNOWN_S)
+async def _warn_missing_metadata(producer: Producer, topic: str, progress: _Progress) -> None:
+    """Warn once on stderr if the first records wait for metadata of the topic."""
+    await progress.started.wait()
+    await asyncio.sleep(METADATA_WARNING_S)
     if not producer.has_metadata(topic):
         progress.clear()
-        print(f"kipmesh: no broker has told of topic {topic!r} yet; waiting", file=sys.stderr, flush=True)
+        text = f"no metadata of topic {topic!r} yet; waiting. If it does not exist, {create_command(topic)}"
+        print(f"kipmesh: {text}", file=sys.stderr, flush=True)
 
 
 @dataclass(eq=False)
 class _Feeder:
-    """Sends the lines of the inputs, and says of which line an error is."""
+    """Sends the lines of the inputs and adds the line number to errors."""
 
     producer: Producer
     topic: str
@@ -235,107 +239,100 @@ class _Feeder:
     def __post_init__(self) -> None:
         self._row_bytes_max = self.producer.config.max_request_size
         self._parser = self.make_parser(self._row_bytes_max)
-        self._place = 0  # of the input
-        self._number = 0  # of the line in it, from 1
+        self._input_index = 0
+        self._line_number = 0  # in the current input, from 1
 
     async def send_all(self) -> None:
-        """Raises CommandError or KafkaError at the first record that cannot be made, sent or delivered."""
+        """Send all records. Raises CommandError or KafkaError at the first that cannot be parsed, sent or delivered."""
         progress = self.progress
         try:
             async for chunk in self.inputs.read(self._row_bytes_max):
                 await self._send(chunk)
-                if len(progress.waiting) > WAITING_MAX:
-                    await progress.waiting[0]
-                progress.settle()
+                if len(progress.pending) > UNACKNOWLEDGED_RECORDS_MAX:
+                    await progress.pending[0]
+                progress.count_acknowledged()
         except LineCutError:
             progress.read += 1
         except LineTooLongError as error:
             progress.read += 1
-            self._begin(error.place)
-            self._number += 1
-            text = f"{self._where()} is longer than max.request.size ({self._row_bytes_max} bytes)"
-            raise _too_large(text) from None
+            self._switch_input(error.input_index)
+            self._line_number += 1
+            text = f"{self._position()} is longer than max.request.size ({self._row_bytes_max} bytes)"
+            raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, text) from None
 
-    def _begin(self, place: int) -> None:
-        if place != self._place:
-            self._parser, self._place, self._number = self.make_parser(self._row_bytes_max), place, 0
+    def _switch_input(self, index: int) -> None:
+        if index != self._input_index:
+            self._parser, self._input_index, self._line_number = self.make_parser(self._row_bytes_max), index, 0
 
-    def _where(self) -> str:
-        return f"{self.inputs.label(self._place)}line {self._number}"
+    def _position(self) -> str:
+        return f"{self.inputs.label(self._input_index)}line {self._line_number}"
 
     async def _send(self, chunk: Chunk) -> None:
-        from kipmesh.core.errors import KafkaError
-
-        self._begin(chunk.place)
+        self._switch_input(chunk.input_index)
         progress = self.progress
         progress.read += len(chunk.lines)
-        progress.begun.set()
+        progress.started.set()
         try:
             for line in chunk.lines:
-                self._number += 1
+                self._line_number += 1
                 pair = self._parser.parse(line)
                 if pair is None:
                     progress.read -= 1
                 else:
-                    progress.waiting.append(await self.producer.send(self.topic, pair.value, key=pair.key))
+                    progress.pending.append(await self.producer.send(self.topic, pair.value, key=pair.key))
             if chunk.is_end:
                 self._parser.end()
         except CommandError as error:
-            raise CommandError(f"{self._where()}: {error}") from None
+            raise CommandError(f"{self._position()}: {error}") from None
         except KafkaError as error:
-            raise KafkaError(error.code, f"{self._where()}: {error.message}") from None
-
-
-def _too_large(text: str) -> Exception:
-    from kipmesh.core.errors import ErrorCode, KafkaError
-
-    return KafkaError(ErrorCode.MESSAGE_TOO_LARGE, text)
+            raise KafkaError(error.code, f"{self._position()}: {error.message}") from None
 
 
 class _Progress:
-    """How many records were read and acknowledged: on a terminal while it runs, everywhere at the end."""
+    """Counts of records read and acknowledged. Shown on a terminal while the command runs, and always at the end."""
 
     def __init__(self, inputs: Inputs) -> None:
         self.read = 0
-        self.begun = asyncio.Event()
-        """Set with the first record."""
+        self.started = asyncio.Event()
+        """Set when the first record is read."""
         self.acknowledged = 0
         self.has_acks = True
-        self.waiting: deque[Any] = deque()
+        self.pending: deque[Any] = deque()
+        """Futures of records sent and not yet counted as acknowledged, in the order of the input."""
         self.counters: dict[str, int | float] = {}
         self.is_terminal = sys.stderr.isatty()
         self._inputs = inputs
         self._begin = time.monotonic()
 
-    def settle(self) -> None:
-        """Count what was acknowledged; raises the KafkaError of the first record that was not."""
-        waiting = self.waiting
-        while waiting and waiting[0].done():
-            waiting.popleft().result()
+    def count_acknowledged(self) -> None:
+        """Count the acknowledged records up to the first pending one. Raises KafkaError for a record that failed."""
+        pending = self.pending
+        while pending and pending[0].done():
+            pending.popleft().result()
             self.acknowledged += 1
 
     def count_rest(self) -> None:
-        """Count what was acknowledged among the rest; to be called once, at the end."""
-        rest, self.waiting = self.waiting, deque()
+        """Count the acknowledged records among all pending ones. Called once, at the end."""
+        rest, self.pending = self.pending, deque()
         self.acknowledged += sum(one.done() and not one.cancelled() and one.exception() is None for one in rest)
 
-    async def show_on(self) -> None:
-        """On a terminal: how far it is, again and again until cancelled."""
+    async def show(self) -> None:
+        """Refresh the progress line on a terminal until cancelled."""
         while True:
             await asyncio.sleep(PROGRESS_INTERVAL_S)
-            while self.waiting and self.waiting[0].done() and self.waiting[0].exception() is None:
-                self.waiting.popleft()
+            while self.pending and self.pending[0].done() and self.pending[0].exception() is None:
+                self.pending.popleft()
                 self.acknowledged += 1
             sys.stderr.write(f"\r{self._bar()}{self._line()}\x1b[K")
             sys.stderr.flush()
 
     def clear(self) -> None:
-        """Make room for a line about something else."""
+        """Erase the progress line, to print something else."""
         if self.is_terminal:
             sys.stderr.write("\r\x1b[K")
 
     def finish(self, why: str) -> None:
-        """The last line."""
+        """Print the last line, followed by the reason `why` if the command was stopped."""
         missing = self.read - self.acknowledged
         text = ""
         if missing:
@@ -343,7 +340,7 @@ class _Progress:
         sys.stderr.write(f"{self._line()}{text}{why}\n")
 
     def _bar(self) -> str:
-        """Of the bytes of the input, those whose records are acknowledged, about; nothing where no size is known."""
+        """Return a bar of the approximate share of input bytes acknowledged; "" if the input size is unknown."""
         total = self._inputs.total_bytes
         if not total:
             return ""

@@ -1,13 +1,12 @@
-"""What `kipmesh produce` reads: files and standard input, as lines, NDJSON or CSV, turned into keys and values.
+"""Input of `kipmesh produce`: parses files and standard input as lines, NDJSON or CSV into keys and values.
 
-Rules:
-- Files are read one after the other; a line does not go on in the next file. A pipe (also a named one) is waited for
-  without blocking, so that a signal ends it.
-- No line, and no row of CSV, is held that is longer than `max.request.size`.
-- NDJSON: each line is one JSON value, and goes as it is; empty lines are none. The key is the field `--key-column`:
-  text as it is, other values as JSON, null as no key.
-- CSV (RFC 4180): each file begins with the names of its columns; a row may go on over lines inside quotes. A value is a
-  JSON object of all columns in their order, as text. The key is the column `--key-column`.
+- Inputs are read one after the other; a line does not continue in the next file. Pipes do not block, so signals end
+  the wait.
+- A line or CSV row longer than `max.request.size` is an error.
+- NDJSON: each line is sent unchanged; empty lines are skipped. The key is the field `--key-column`: strings as text,
+  other values as JSON, null as no key.
+- CSV (RFC 4180): the first row of each file names the columns. Quoted fields may contain line breaks. A value is a JSON
+  object of strings in column order. The key is the column `--key-column`.
 """
 
 from __future__ import annotations
@@ -23,33 +22,34 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from kipmesh.cli.common import CommandError
+from kipmesh.core.errors import ErrorCode, KafkaError
 
 READ_BYTES = 256 << 10
 STANDARD_INPUT = "-"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _FIELD_MAX = 2**31 - 1
-"""What `csv.field_size_limit` takes on every platform (a C long)."""
+"""Largest argument of `csv.field_size_limit` on every platform (a C long)."""
 
 
 class Pair(NamedTuple):
-    """A record to be."""
+    """Key and value of a record to send."""
 
     key: bytes | None
     value: bytes
 
 
 class Parser(Protocol):
-    """Makes records of the lines of one input. What it raises (CommandError) is about the line that it was given."""
+    """Parses the lines of one input into records. Methods raise CommandError about the current line."""
 
     def parse(self, line: bytes) -> Pair | None:
-        """The record that ends with this line; None when none does."""
+        """Return the record that ends with this line, or None. `line` excludes the line break."""
 
     def end(self) -> None:
-        """No line follows."""
+        """Check that the input ended with a complete record."""
 
 
 class LineParser:
-    """Each line is a value, or a key and a value around a separator."""
+    """Parses each line as a value, or as key and value if there is a separator."""
 
     def __init__(self, separator: bytes | None) -> None:
         self._separator = separator
@@ -61,7 +61,7 @@ class LineParser:
         key, found, value = line.partition(self._separator)
         if not found:
             text = self._separator.decode(errors="backslashreplace")
-            raise CommandError(f"no key separator {text!r} in {_begin(line)}")
+            raise CommandError(f"no key separator {text!r} in {_excerpt(line)}")
         return Pair(key, value)
 
     def end(self) -> None:
@@ -69,7 +69,7 @@ class LineParser:
 
 
 class JsonParser:
-    """NDJSON."""
+    """Parses each line as a JSON value (NDJSON)."""
 
     def __init__(self, key_field: str | None) -> None:
         self._key_field = key_field
@@ -81,11 +81,11 @@ class JsonParser:
         try:
             value = json.loads(line, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
-            raise CommandError(f"no JSON: {error}, in {_begin(line)}") from None
+            raise CommandError(f"invalid JSON: {error}, in {_excerpt(line)}") from None
         if self._key_field is None:
             return Pair(None, line)
         if not isinstance(value, dict) or self._key_field not in value:
-            raise CommandError(f"no object with a field {self._key_field!r}: {_begin(line)}")
+            raise CommandError(f"must be a JSON object with the field {self._key_field!r}, got {_excerpt(line)}")
         return Pair(_key_of(value[self._key_field]), line)
 
     def end(self) -> None:
@@ -93,37 +93,35 @@ class JsonParser:
 
 
 class CsvParser:
-    """CSV with the names of its columns in the first row."""
+    """Parses CSV whose first row names the columns. `row_bytes_max` is the maximum size of a row."""
 
     def __init__(self, key_column: str | None, delimiter: str, row_bytes_max: int) -> None:
         self._key_column = key_column
         self._key_place = -1
         self._delimiter = delimiter
         self._row_bytes_max = row_bytes_max
-        # Of the whole process, which is this command. A row in full is no longer than that, so no field is.
+        # The limit applies to the whole process. Rows are checked separately, and no field is longer than its row.
         csv.field_size_limit(max(csv.field_size_limit(), min(row_bytes_max, _FIELD_MAX)))
         self._columns: list[str] = []
-        self._begin: list[bytes] = []  # of a row that goes on
-        self._begin_bytes = 0
-        self._is_open = False  # inside quotes
+        self._row_lines: list[bytes] = []
+        self._row_bytes = 0
+        self._in_quotes = False
 
     def parse(self, line: bytes) -> Pair | None:
-        """See Parser."""
-        from kipmesh.core.errors import ErrorCode, KafkaError
-
-        if not self._columns and not self._begin:
+        """See Parser. Raises KafkaError (MESSAGE_TOO_LARGE) for a row longer than the limit."""
+        if not self._columns and not self._row_lines:
             line = line.removeprefix(_BYTE_ORDER_MARK)
-        self._begin.append(line)
-        self._begin_bytes += len(line) + 1
-        self._is_open ^= line.count(b'"') % 2 == 1
-        goes_on = self._is_open or len(self._begin) > 1
-        if goes_on and self._begin_bytes > self._row_bytes_max + (not self._is_open):
-            quote = "; a quote is open" if self._is_open else ""
+        self._row_lines.append(line)
+        self._row_bytes += len(line) + 1
+        self._in_quotes ^= line.count(b'"') % 2 == 1
+        is_multiline = self._in_quotes or len(self._row_lines) > 1
+        if is_multiline and self._row_bytes > self._row_bytes_max + (not self._in_quotes):
+            quote = "; a quote is not closed" if self._in_quotes else ""
             text = f"the row is longer than max.request.size ({self._row_bytes_max} bytes){quote}"
             raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, text)
-        if self._is_open:
+        if self._in_quotes:
             return None
-        row, self._begin, self._begin_bytes = b"\n".join(self._begin), [], 0
+        row, self._row_lines, self._row_bytes = b"\n".join(self._row_lines), [], 0
         fields = self._fields(row)
         if not fields:
             return None
@@ -131,39 +129,39 @@ class CsvParser:
             self._name_columns(fields)
             return None
         if len(fields) != len(self._columns):
-            raise CommandError(f"fields: {len(fields)}, columns: {len(self._columns)}, in {_begin(row)}")
+            raise CommandError(f"row has {len(fields)} fields, but {len(self._columns)} columns: {_excerpt(row)}")
         value = json.dumps(dict(zip(self._columns, fields, strict=True)), ensure_ascii=False, separators=(",", ":"))
         return Pair(None if self._key_place < 0 else fields[self._key_place].encode(), value.encode())
 
     def end(self) -> None:
         """See Parser."""
-        if self._is_open:
-            raise CommandError(f"a quote is open at the end, since {_begin(self._begin[0])}")
+        if self._in_quotes:
+            raise CommandError(f"input ends inside a quoted field of the row {_excerpt(self._row_lines[0])}")
 
     def _fields(self, row: bytes) -> list[str]:
         try:
             text = row.removesuffix(b"\r").decode()
         except UnicodeDecodeError as error:
-            raise CommandError(f"no UTF-8: {error.reason}, in {_begin(row)}") from None
+            raise CommandError(f"invalid UTF-8: {error.reason}, in {_excerpt(row)}") from None
         try:
             rows = list(csv.reader([text], delimiter=self._delimiter, strict=True))
         except csv.Error as error:
-            raise CommandError(f"no CSV: {error}, in {_begin(row)}") from None
+            raise CommandError(f"invalid CSV: {error}, in {_excerpt(row)}") from None
         return rows[0] if rows else []
 
     def _name_columns(self, names: list[str]) -> None:
-        twice = {name for name in names if names.count(name) > 1}
-        if twice:
-            raise CommandError(f"two columns have the name {min(twice)!r}")
+        duplicates = {name for name in names if names.count(name) > 1}
+        if duplicates:
+            raise CommandError(f"two columns are named {min(duplicates)!r}")
         if self._key_column is not None:
             if self._key_column not in names:
-                raise CommandError(f"no column {self._key_column!r}: there are {', '.join(map(repr, names))}")
+                raise CommandError(f"no column {self._key_column!r}; the columns are {', '.join(map(repr, names))}")
             self._key_place = names.index(self._key_column)
         self._columns = names
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON value")
+    raise ValueError(f"{name} is not a JSON value")
 
 
 def _key_of(value: Any) -> bytes | None:
@@ -172,93 +170,93 @@ def _key_of(value: Any) -> bytes | None:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     try:
         return text.encode()
-    except UnicodeEncodeError:  # half a pair of surrogates
-        raise CommandError(f"the key {value!r} is no Unicode text") from None
+    except UnicodeEncodeError:  # a lone surrogate
+        raise CommandError(f"the key {value!r} cannot be encoded as UTF-8") from None
 
 
-def _begin(line: bytes) -> str:
+def _excerpt(line: bytes) -> str:
     return repr(line[:80].decode(errors="replace"))
 
 
 class Chunk(NamedTuple):
-    """Some lines of one input, without their ends; none of them and `is_end` at its end."""
+    """Lines of one input, without line breaks. The last chunk of an input has no lines and `is_end`."""
 
-    place: int
-    """Of the input, from 0."""
+    input_index: int
     lines: Sequence[bytes]
     is_end: bool = False
 
 
 class Inputs:
-    """Files and standard input, in order."""
+    """The files and standard input to read, in order. `names` are paths, or `-` for standard input.
+
+    Construction raises OSError or CommandError for an input that cannot be read.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
-        """Raises OSError and CommandError for a file that cannot be read."""
         self._names = names or [STANDARD_INPUT]
         self._stopped = False
         self._readable = asyncio.Event()
         self.read_bytes = 0
         self.total_bytes: int | None = 0
-        """None where a pipe or a terminal does not say."""
+        """Size of all inputs; None if one is a pipe or terminal."""
         for name in self._names:
-            self._count(name)
+            self._add_size(name)
 
-    def _count(self, name: str) -> None:
+    def _add_size(self, name: str) -> None:
         if name == STANDARD_INPUT:
             if sys.stdin is None:
-                raise CommandError("there is no standard input")
-            about = os.fstat(sys.stdin.fileno())
-            begin = os.lseek(sys.stdin.fileno(), 0, os.SEEK_CUR) if stat.S_ISREG(about.st_mode) else 0
+                raise CommandError("standard input is closed: name a file to read")
+            status = os.fstat(sys.stdin.fileno())
+            begin = os.lseek(sys.stdin.fileno(), 0, os.SEEK_CUR) if stat.S_ISREG(status.st_mode) else 0
         else:
-            about, begin = os.stat(name), 0
+            status, begin = os.stat(name), 0
             if not os.access(name, os.R_OK):
                 raise CommandError(f"{name}: permission denied")
-        if stat.S_ISDIR(about.st_mode):
-            raise CommandError(f"{name}: is a directory")
-        if not stat.S_ISREG(about.st_mode):
+        if stat.S_ISDIR(status.st_mode):
+            raise CommandError(f"{name} is a directory: name a file")
+        if not stat.S_ISREG(status.st_mode):
             self.total_bytes = None
         elif self.total_bytes is not None:
-            self.total_bytes += max(about.st_size - begin, 0)
+            self.total_bytes += max(status.st_size - begin, 0)
 
-    def label(self, place: int) -> str:
-        """What to call an input in an error, to be followed by the line; nothing for standard input alone."""
-        name = self._names[place]
+    def label(self, index: int) -> str:
+        """Return the prefix of error messages about an input: its file name, or "" for standard input alone."""
+        name = self._names[index]
         return "" if self._names == [STANDARD_INPUT] else f"{Path(name).name if name != STANDARD_INPUT else name}: "
 
     def stop(self) -> None:
-        """Read no more."""
+        """Stop reading. Safe in a signal handler of the event loop."""
         self._stopped = True
         self._readable.set()
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether `stop` was called."""
-        return self._stopped
-
     async def read(self, line_bytes_max: int) -> AsyncIterator[Chunk]:
-        """Lines as they come. Raises LineTooLongError after the lines before it, LineCutError after `stop`, OSError."""
-        for place, name in enumerate(self._names):
+        """Yield chunks of lines as they arrive, until the end of the last input or `stop`.
+
+        Raises LineTooLongError for a line over `line_bytes_max`, after yielding the lines before it; LineCutError if
+        `stop` was called within a line; OSError.
+        """
+        for index, name in enumerate(self._names):
             if name == STANDARD_INPUT:
                 source, is_own = sys.stdin.fileno(), False
             else:
                 source, is_own = os.open(name, os.O_RDONLY | os.O_NONBLOCK), True
             try:
-                async for chunk in self._lines(place, source, line_bytes_max):
+                async for chunk in self._lines(index, source, line_bytes_max):
                     yield chunk
             finally:
                 if is_own:
                     os.close(source)
             if self._stopped:
                 return
-            yield Chunk(place, (), is_end=True)
+            yield Chunk(index, (), is_end=True)
 
-    async def _lines(self, place: int, source: int, line_bytes_max: int) -> AsyncIterator[Chunk]:
-        begin: list[bytes] = []  # of a line whose end is yet to come
+    async def _lines(self, index: int, source: int, line_bytes_max: int) -> AsyncIterator[Chunk]:
+        incomplete: list[bytes] = []  # parts of a line whose end was not read yet
         size = 0
         while True:
             await self._wait_readable(source)
             if self._stopped:
-                if begin:
+                if incomplete:
                     raise LineCutError
                 return
             try:
@@ -269,19 +267,19 @@ class Inputs:
                 break
             self.read_bytes += len(chunk)
             first, *others = chunk.split(b"\n")
-            begin.append(first)
+            incomplete.append(first)
             size += len(first)
             if others:
-                lines = [b"".join(begin), *others[:-1]]
-                begin, size = ([others[-1]], len(others[-1])) if others[-1] else ([], 0)
-                yield Chunk(place, lines)
+                lines = [b"".join(incomplete), *others[:-1]]
+                incomplete, size = ([others[-1]], len(others[-1])) if others[-1] else ([], 0)
+                yield Chunk(index, lines)
             if size > line_bytes_max:
-                raise LineTooLongError(place)
-        if begin:
-            yield Chunk(place, [b"".join(begin)])
+                raise LineTooLongError(index)
+        if incomplete:
+            yield Chunk(index, [b"".join(incomplete)])
 
     async def _wait_readable(self, source: int) -> None:
-        """Wait for input; a plain file always has some. (A thread in `read` would outlive Ctrl-C.)"""
+        """Wait until `source` is readable; a regular file always is. A thread in `read` would not end on Ctrl-C."""
         loop = asyncio.get_running_loop()
         try:
             loop.add_reader(source, self._readable.set)
@@ -297,12 +295,12 @@ class Inputs:
 
 
 class LineTooLongError(Exception):
-    """A line of the input at this place (from 0) is longer than it may be; its end was not seen."""
+    """A line of the input `input_index` is longer than the limit."""
 
-    def __init__(self, place: int) -> None:
-        super().__init__(place)
-        self.place = place
+    def __init__(self, input_index: int) -> None:
+        super().__init__(input_index)
+        self.input_index = input_index
 
 
 class LineCutError(Exception):
-    """A signal ended the reading in the middle of a line."""
+    """A signal stopped reading in the middle of a line."""

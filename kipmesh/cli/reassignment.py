@@ -1,10 +1,10 @@
-"""`kipmesh topic reassign`, and what the commands share that wait for replicas to move.
+"""`kipmesh topic reassign`, and the parts shared by all commands that wait for replicas to move.
 
-| event                      | then                                                                                   |
-| -------------------------- | -------------------------------------------------------------------------------------- |
-| every TELL_S               | how much is left, and which fenced brokers are waited for (a terminal has a bar, too)  |
-| `--timeout` is over        | exit code 1, and a line: what goes on without the command, and how it is cancelled     |
-| Ctrl-C, SIGTERM or SIGHUP  | the command ends; the throttle stays, and that is said                                 |
+| event                      | effect                                                                                  |
+| -------------------------- | --------------------------------------------------------------------------------------- |
+| every REPORT_INTERVAL_S    | print the number of pending moves and the fenced brokers that block them                |
+| `--timeout` expires        | exit code 1 and a line that says how to wait again or cancel; the moves continue        |
+| Ctrl-C, SIGTERM or SIGHUP  | end the command; the throttle stays, and a line says how to remove it                   |
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from kipmesh.cli.common import (
     AdminConnection,
     AsJson,
     CommandError,
+    check_utf8,
     comma_list,
-    number_of,
-    plain_text,
+    parse_number,
     print_results,
     print_values,
     seconds_option,
 )
-from kipmesh.messages.schema import MAX_INT32
+from kipmesh.core.errors import KafkaError
+from kipmesh.messages.schema import MAX_INT32, MAX_INT64
 
 if TYPE_CHECKING:
     from kipmesh.client import AdminClient, TopicPartition
     from kipmesh.client.admin.reassignments import NewReplicas, PartitionReassignment
-    from kipmesh.core.errors import KafkaError
 
-    Concerns = Callable[[TopicPartition, PartitionReassignment], bool]
+    Matches = Callable[[TopicPartition, PartitionReassignment], bool]
     Results = Mapping[TopicPartition, KafkaError | None]
 
-TELL_S = 10.0
-"""So often it is said what is waited for."""
-LAST_LOOK_S = 2.0
-"""So long that is asked for when the time is over."""
+REPORT_INTERVAL_S = 10.0
+"""Interval of the reports about pending moves."""
+LAST_REPORT_S = 2.0
+"""Time limit of the report after the timeout."""
 
-NOTHING_MOVES = "nothing is being moved"
+NOTHING_MOVES = "no replicas are being moved"
 
 T = TypeVar("T")
 OnMoved = Callable[[int, int], None]
-"""How many are done, and of how many."""
+"""Receives the number of completed moves and the total."""
 
 Throttle = Annotated[
     int | None,
@@ -60,9 +60,9 @@ Throttle = Annotated[
         "--throttle",
         metavar="BYTES",
         min=1,
-        max=2**63 - 1,
-        help="Bytes a second that each broker fetches at most for the replicas that it is given. Taken back at the "
-        "end of --wait; otherwise it stays.",
+        max=MAX_INT64,
+        help="Maximum bytes per second that each broker fetches for new replicas. --wait restores the previous value "
+        "at the end; otherwise the throttle stays.",
     ),
 ]
 
@@ -70,8 +70,7 @@ WaitTimeout = Annotated[
     float | None,
     seconds_option(
         "--timeout",
-        "Seconds for all of it. Left out: 30 for each answer of a broker, and the replicas move for as long as it "
-        "takes.",
+        "Seconds for the whole command. Default: 30 for each response of a broker, no limit for moving the replicas.",
         show_default=False,
     ),
 ]
@@ -79,9 +78,10 @@ WaitTimeout = Annotated[
 
 @asynccontextmanager
 async def throttled(admin: AdminClient, rate: int | None, *, lift: bool) -> AsyncIterator[None]:
-    """Set the throttle of all brokers, and put it back as it was at the end if `lift`; None leaves it alone.
+    """Throttle reassignments on all brokers to `rate` bytes per second within the block; None changes nothing.
 
-    Whoever is interrupted leaves it: what was begun goes on.
+    Restores the previous throttle at the end if `lift`. After an exception or an interruption the throttle stays,
+    because the moves continue.
     """
     if rate is None:
         yield
@@ -89,62 +89,63 @@ async def throttled(admin: AdminClient, rate: int | None, *, lift: bool) -> Asyn
     from kipmesh.client.types import AlterOperation, ConfigAlteration, ConfigResource, ResourceType
     from kipmesh.core.config.base import FOLLOWER_THROTTLED_RATE
 
-    everybody = ConfigResource(ResourceType.BROKER, "")
-    found = (await admin.describe_configs([everybody]))[everybody].get(FOLLOWER_THROTTLED_RATE)
-    await admin.alter_configs({everybody: [ConfigAlteration(FOLLOWER_THROTTLED_RATE, str(rate))]})
+    all_brokers = ConfigResource(ResourceType.BROKER, "")
+    previous = (await admin.describe_configs([all_brokers]))[all_brokers].get(FOLLOWER_THROTTLED_RATE)
+    await admin.alter_configs({all_brokers: [ConfigAlteration(FOLLOWER_THROTTLED_RATE, str(rate))]})
     try:
         yield
     except BaseException:
-        _say_it_stays()
+        _report_throttle()
         raise
     if lift:
-        back = ConfigAlteration(FOLLOWER_THROTTLED_RATE, None, AlterOperation.DELETE)
-        if found is not None and found.value is not None:
-            back = ConfigAlteration(FOLLOWER_THROTTLED_RATE, found.value)
-        await admin.alter_configs({everybody: [back]})
+        restore = ConfigAlteration(FOLLOWER_THROTTLED_RATE, None, AlterOperation.DELETE)
+        if previous is not None and previous.value is not None:
+            restore = ConfigAlteration(FOLLOWER_THROTTLED_RATE, previous.value)
+        await admin.alter_configs({all_brokers: [restore]})
     else:
-        _say_it_stays()
+        _report_throttle()
 
 
-def _say_it_stays() -> None:
+def _report_throttle() -> None:
     from kipmesh.core.config.base import FOLLOWER_THROTTLED_RATE
 
-    key = f"--delete {FOLLOWER_THROTTLED_RATE}"
-    print(f"the throttle stays until `kipmesh config alter broker all {key}`", file=sys.stderr)
+    remove = f"kipmesh config alter broker all --delete {FOLLOWER_THROTTLED_RATE}"
+    print(f"the throttle stays; remove it with: {remove}", file=sys.stderr)
 
 
 class Deadline:
-    """The end of `--timeout`, counted from here; None is never."""
+    """End of `--timeout`, counted from the construction. `timeout_s` None: no limit."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self.timeout_s = timeout_s
-        self._at = None if timeout_s is None else time.monotonic() + timeout_s  # as event loops count
+        self._at = None if timeout_s is None else time.monotonic() + timeout_s  # the clock of event loops
 
     def limit(self) -> asyncio.Timeout:
-        """`async with` it: TimeoutError at the end."""
+        """Return an async context manager that raises TimeoutError at the deadline."""
         return asyncio.timeout_at(self._at)
 
     @property
     def is_over(self) -> bool:
-        """Whether that was before."""
+        """Whether the deadline has passed."""
         return self._at is not None and time.monotonic() >= self._at
 
 
-async def moved(
-    admin: AdminClient, what: str, concerns: Concerns, work: Callable[[OnMoved], Awaitable[T]], deadline: Deadline
+async def wait_moved(
+    admin: AdminClient, noun: str, matches: Matches, work: Callable[[OnMoved], Awaitable[T]], deadline: Deadline
 ) -> T:
-    """Do the work, which waits for the replicas that `concerns` it, and say meanwhile what is waited for.
+    """Await `work`, which waits for replicas to move, and report the pending moves meanwhile. Return its result.
 
-    `what` is said after a number, as in "3 replicas of broker 1". CommandError when the time is over.
+    Args: noun: names the moves after a number, as in "3 replicas of broker 1"; matches: selects the reassignments that
+    `work` waits for; work: calls its argument with its progress. Raises CommandError at the deadline.
     """
     left: list[int] = []
-    with _shown(what) as bar:
+    with _progress_bar(noun) as bar:
 
         def on_moved(done: int, total: int) -> None:
             left[:] = [total - done, total]
             bar(done, total)
 
-        telling = asyncio.create_task(_tell(admin, what, concerns, left))
+        reporting = asyncio.create_task(_report_pending(admin, noun, matches, left))
         try:
             async with deadline.limit() as limit:
                 return await work(on_moved)
@@ -152,47 +153,44 @@ async def moved(
             if not limit.expired():
                 raise
         finally:
-            telling.cancel()
-    said = "; ".join(filter(None, await _what_is_left(admin, what, concerns, left, LAST_LOOK_S)))
+            reporting.cancel()
+    pending = "; ".join(filter(None, await _pending(admin, noun, matches, left, LAST_REPORT_S)))
     raise CommandError(
-        f"after {deadline.timeout_s:g} s {said}. What was begun goes on in the background; the same command waits for "
-        "it again, `kipmesh topic reassign --list` shows it, and `kipmesh topic reassign --cancel` takes it back"
+        f"timed out after {deadline.timeout_s:g} s: {pending}. The moves continue in the background: run the same "
+        "command to wait again, `kipmesh topic reassign --list` to see them, or `kipmesh topic reassign --cancel` to "
+        "cancel them"
     )
 
 
-async def _tell(admin: AdminClient, what: str, concerns: Concerns, left: Collection[int]) -> None:
+async def _report_pending(admin: AdminClient, noun: str, matches: Matches, left: Collection[int]) -> None:
     while True:
-        await asyncio.sleep(TELL_S)
-        count, why = await _what_is_left(admin, what, concerns, left, TELL_S)
+        await asyncio.sleep(REPORT_INTERVAL_S)
+        count, why = await _pending(admin, noun, matches, left, REPORT_INTERVAL_S)
         if why:
             print(f"kipmesh: {count}; {why}", file=sys.stderr, flush=True)
         elif not sys.stderr.isatty():  # a terminal has the bar
             print(f"kipmesh: {count}", file=sys.stderr, flush=True)
 
 
-async def _what_is_left(
-    admin: AdminClient, what: str, concerns: Concerns, left: Collection[int], timeout_s: float
+async def _pending(
+    admin: AdminClient, noun: str, matches: Matches, left: Collection[int], timeout_s: float
 ) -> tuple[str, str]:
-    """How much, and what that waits for beyond records that are copied, if anything."""
-    from kipmesh.core.errors import KafkaError
-
-    count = "{} of {} {} are left to move".format(*left, what) if left else f"how many {what} are left is not known"
+    """Return a text with the number of pending moves, and one with the obstacles ("" if records are being copied)."""
+    count = "{} of {} {} left to move".format(*left, noun) if left else f"unknown number of {noun} left to move"
     try:
         async with asyncio.timeout(timeout_s):
             running = await admin.list_partition_reassignments()
             alive = {node.node_id for node in (await admin.describe_cluster()).brokers}
     except (KafkaError, TimeoutError):
-        return count, "no active controller says what they wait for"
-    targets = Counter(
-        broker for where, one in running.items() if concerns(where, one) for broker in one.adding_replicas
-    )
+        return count, "no active controller responds, so the reason is unknown"
+    targets = Counter(broker for where, one in running.items() if matches(where, one) for broker in one.adding_replicas)
     fenced = sorted(targets.keys() - alive)
-    return count, ", ".join(f"broker {broker} is fenced and {targets[broker]} wait for it" for broker in fenced)
+    return count, ", ".join(f"broker {broker} is fenced and blocks {targets[broker]}" for broker in fenced)
 
 
 @contextmanager
-def _shown(what: str) -> Iterator[OnMoved]:
-    """A bar on a terminal; elsewhere nothing."""
+def _progress_bar(title: str) -> Iterator[OnMoved]:
+    """Yield a callback that updates a progress bar, or does nothing if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -207,50 +205,53 @@ def _shown(what: str) -> Iterator[OnMoved]:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        bar = bars.add_task(what, total=1)
+        bar = bars.add_task(title, total=1)
         yield lambda done, total: bars.update(bar, completed=done, total=max(total, 1))
 
 
 def reassign(
     topic: Annotated[
-        str | None, typer.Argument(metavar="[TOPIC]", callback=plain_text, help="With --list, --cancel: only of it.")
+        str | None,
+        typer.Argument(metavar="[TOPIC]", callback=check_utf8, help="With --list and --cancel: only this topic."),
     ] = None,
     replicas: Annotated[
         list[str] | None,
-        typer.Option("--replicas", metavar="PARTITION:ID,ID,...", help="The preferred leader comes first; repeatable."),
+        typer.Option(
+            "--replicas", metavar="PARTITION:ID,ID,...", help="New replicas, preferred leader first; repeatable."
+        ),
     ] = None,
-    file: Annotated[Path | None, typer.Option("--file", help="A plan in JSON, in Kafka's form.")] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Show what is being moved.")] = False,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Back to the replicas from before.")] = False,
+    file: Annotated[Path | None, typer.Option("--file", help="A plan in Kafka's JSON format.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List running reassignments.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel: restore the previous replicas.")] = False,
     throttle: Throttle = None,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when all has moved.")] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when all replicas have moved.")] = False,
     *,
     connection: AdminConnection,
     timeout_s: WaitTimeout = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give partitions other replicas, while they are read and written.
+    """Move partitions to other replicas while clients read and write.
 
-    New replicas fetch all records from the leader; when all of them are in sync, the old ones leave and their files are
-    deleted. Exit code 1 when a partition was refused.
+    New replicas fetch all records from the leader. When all of them are in sync, the old replicas are removed and their
+    files deleted. Exit code 1 if the reassignment of a partition was refused.
 
     Examples:
     kipmesh topic reassign flights --replicas 0:1,2,3 --replicas 1:2,3,4 --wait
     kipmesh topic reassign --file plan.json --throttle 10000000 --wait
     kipmesh topic reassign --list
     kipmesh topic reassign flights --cancel
-    cat plan.json  # as kafka-reassign-partitions.sh takes it
+    cat plan.json  # the format of kafka-reassign-partitions.sh
     {"version": 1, "partitions": [{"topic": "flights", "partition": 0, "replicas": [1, 2, 3]}]}
     """
     if [bool(replicas), file is not None, list_, cancel].count(True) != 1:
-        raise typer.BadParameter("give one of --replicas, --file, --list, --cancel")
+        raise typer.BadParameter("give exactly one of --replicas, --file, --list, --cancel")
     if (throttle or wait) and (list_ or cancel):
-        raise typer.BadParameter("--throttle and --wait are for --replicas and --file")
+        raise typer.BadParameter("--throttle and --wait need --replicas or --file")
     if replicas and topic is None:
-        raise typer.BadParameter("whose partitions? Name the topic")
+        raise typer.BadParameter("--replicas needs the name of a topic")
     wanted = _read_plan(file, topic) if file is not None else [_parse(topic or "", text) for text in replicas or ()]
     if replicas and len(dict(wanted)) != len(wanted):
-        raise typer.BadParameter("a partition is named twice", param_hint="--replicas")
+        raise typer.BadParameter("contains a partition twice", param_hint="--replicas")
     if list_:
         print_values(
             sorted(connection.run(lambda admin: _running(admin, topic)).items()),
@@ -268,36 +269,36 @@ def reassign(
             running = await _running(admin, topic)
             return await admin.alter_partition_reassignments(dict.fromkeys(running)) if running else {}, ()
         async with throttled(admin, throttle, lift=wait):
-            return await _begin(admin, dict(wanted), deadline if wait else None)
+            return await _reassign(admin, dict(wanted), deadline if wait else None)
 
     results, moving = connection.run_stoppable(work)
     done = "cancelled" if cancel else "moved"
-    said = {where: "moving" if where in moving else done for where in results}
-    print_results(results, said.__getitem__, as_json=as_json, none=NOTHING_MOVES)
+    print_results(results, lambda where: "moving" if where in moving else done, as_json=as_json, none=NOTHING_MOVES)
     if any(results.values()):
         raise typer.Exit(EXIT_FAILED)
 
 
-async def _begin(
+async def _reassign(
     admin: AdminClient, wanted: NewReplicas, deadline: Deadline | None
 ) -> tuple[Results, Collection[TopicPartition]]:
-    """Begin, and wait if there is a deadline; the results, and what is being moved after that."""
-    from kipmesh.core.errors import KafkaError
+    """Start reassignments, and wait for them if there is a deadline.
 
+    Returns the result of each partition, and the partitions whose replicas still move.
+    """
     results = await admin.alter_partition_reassignments(wanted)
-    begun = [where for where, error in results.items() if error is None]
-    if not begun:
+    started = [where for where, error in results.items() if error is None]
+    if not started:
         return results, ()
     if deadline is None:
         try:
-            return results, await admin.list_partition_reassignments(begun)
+            return results, await admin.list_partition_reassignments(started)
         except KafkaError:
-            return results, begun
-    await moved(
+            return results, started
+    await wait_moved(
         admin,
         "partitions",
-        lambda where, _: where in begun,
-        lambda on_moved: admin.wait_reassigned(begun, on_moved),
+        lambda where, _: where in started,
+        lambda on_moved: admin.wait_reassigned(started, on_moved),
         deadline,
     )
     return results, ()
@@ -310,7 +311,7 @@ def _parse(topic: str, text: str) -> tuple[TopicPartition, list[int]]:
     parts = [part.strip() for part in ids.split(",")]
     if not colon or not partition.strip().isdecimal() or not all(part.isdecimal() for part in parts):
         raise typer.BadParameter(f"{text!r} is not PARTITION:ID,ID,...", param_hint="--replicas")
-    number, *brokers = (number_of(one, "--replicas") for one in (partition, *parts))
+    number, *brokers = (parse_number(one, "--replicas") for one in (partition, *parts))
     return TopicPartition(topic, number), brokers
 
 
@@ -320,25 +321,27 @@ def _read_plan(file: Path, topic: str | None) -> list[tuple[TopicPartition, list
     try:
         partitions = json.loads(file.read_text())["partitions"]
         if not isinstance(partitions, list):
-            raise CommandError(f"{file}: partitions must be a list")
+            raise CommandError(f'{file}: "partitions" must be a list')
         plan = [(TopicPartition(str(one["topic"]), int(one["partition"])), one["replicas"]) for one in partitions]
         if not all(isinstance(ids, list) and all(type(one) is int for one in ids) for _, ids in plan):
             raise TypeError
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        raise CommandError(f"{file} is not a plan, see `kipmesh topic reassign --help`") from None
+        raise CommandError(
+            f"{file} is not a reassignment plan; see `kipmesh topic reassign --help` for the format"
+        ) from None
     out = [one for where, ids in plan for one in (where.partition, *ids) if not 0 <= one <= MAX_INT32]
     if out:
-        raise CommandError(f"{file}: {out[0]} is no partition or broker")
+        raise CommandError(f"{file}: partition and broker ids must be 0 to {MAX_INT32}, got {out[0]}")
     names = {where.topic for where, _ in plan}
     if topic is not None and names - {topic}:
-        raise CommandError(f"{file} is also for topic {min(names - {topic})!r}")
+        raise CommandError(f"{file} contains topic {min(names - {topic})!r}; omit TOPIC to reassign all its topics")
     if len(dict(plan)) != len(plan) or not plan:
-        raise CommandError(f"{file} names a partition twice, or none")
+        raise CommandError(f"{file} must contain at least one partition, and each only once")
     return plan
 
 
 async def _running(admin: AdminClient, topic: str | None) -> Mapping[TopicPartition, PartitionReassignment]:
     if topic is not None:
-        await admin.describe_topics([topic])  # an unknown one is said so
+        await admin.describe_topics([topic])  # raises for an unknown topic
     running = await admin.list_partition_reassignments()
     return {where: one for where, one in running.items() if topic in (None, where.topic)}

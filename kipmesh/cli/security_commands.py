@@ -1,8 +1,7 @@
-"""`kipmesh user`, SCRAM credentials in the metadata log, and `kipmesh certs`, certificates for TLS.
+"""`kipmesh user` (SCRAM credentials in the metadata log) and `kipmesh certs` (certificates for TLS).
 
-A password is asked for on a terminal, or is the one line of standard input; it is never an argument, which others could
-read. It does not leave this process. Certificates are for clusters without another authority, laid
-out as by cert-manager.
+Passwords come from a terminal prompt or standard input. They are never arguments, which other users could read, and
+never leave this process: brokers receive salted hashes. Certificates use cert-manager's file names.
 """
 
 from __future__ import annotations
@@ -20,10 +19,11 @@ from kipmesh.cli.common import (
     AdminConnection,
     AsJson,
     CommandError,
+    check_utf8,
     command,
     make_app,
-    plain_text,
     print_json,
+    print_one,
     print_table,
 )
 from kipmesh.core.scram import ITERATIONS_MAX, ITERATIONS_MIN
@@ -36,7 +36,7 @@ LOCAL_NAMES = ("localhost", "127.0.0.1")
 PASSWORD_BYTES_MAX = 1024
 
 user_app = make_app(
-    "Users of listeners with SASL: SCRAM credentials in the metadata.",
+    "Manage users of SASL listeners: SCRAM credentials in the metadata.",
     """
     kipmesh user add alice
     kipmesh user add alice < password.txt
@@ -46,7 +46,7 @@ user_app = make_app(
 )
 
 certs_app = make_app(
-    "Make certificates for a mesh with TLS.",
+    "Make certificates for a cluster with TLS.",
     """
     kipmesh certs make build/certs --node controller-1 leader-1 follower-1
     kipmesh certs make build/certs client
@@ -56,18 +56,16 @@ certs_app = make_app(
 
 
 class Mechanism(StrEnum):
-    """How a user authenticates."""
+    """SASL mechanism of a credential."""
 
     SCRAM_SHA_256 = "SCRAM-SHA-256"
     SCRAM_SHA_512 = "SCRAM-SHA-512"
 
 
-Name = Annotated[str, typer.Argument(metavar="USER", callback=plain_text)]
+Name = Annotated[str, typer.Argument(metavar="USER", callback=check_utf8)]
 Iterations = Annotated[
     int,
-    typer.Option(
-        "--iterations", min=ITERATIONS_MIN, max=ITERATIONS_MAX, help="Of the hash: what a guess of the password costs."
-    ),
+    typer.Option("--iterations", min=ITERATIONS_MIN, max=ITERATIONS_MAX, help="Iterations of the password hash."),
 ]
 Credentials = Mapping[str, Sequence["ScramCredentialInfo"]]
 
@@ -77,16 +75,16 @@ def add(
     name: Name,
     mechanisms: Annotated[
         list[Mechanism] | None,
-        typer.Option("--mechanism", help="Only this one; repeatable. Left out: both.", show_default=False),
+        typer.Option("--mechanism", help="Only this mechanism; repeatable. Default: both.", show_default=False),
     ] = None,
     iterations: Iterations = ITERATIONS_MIN,
     *,
     connection: AdminConnection,
     as_json: AsJson = False,
 ) -> None:
-    """Give a user credentials. The password is asked for, or the line of standard input.
+    """Add credentials for a user. Prompts for the password, or reads it from standard input.
 
-    Exit code 1 when the user has a credential of the mechanism: `alter` changes it.
+    Fails if the user already has a credential for the mechanism; use `kipmesh user alter` to change it.
 
     Examples:
     kipmesh user add alice
@@ -95,7 +93,7 @@ def add(
     wanted = list(dict.fromkeys(mechanisms or Mechanism))
     had = [each for each in _mechanisms_of(connection, name) if each in wanted]
     if had:
-        raise CommandError(f"user {name!r} has {', '.join(had)} already: `kipmesh user alter` changes it")
+        raise CommandError(f"user {name!r} already has {', '.join(had)}; change it with: kipmesh user alter {name}")
     _set(connection, name, wanted, iterations, as_json=as_json)
 
 
@@ -104,16 +102,16 @@ def alter(
     name: Name,
     mechanisms: Annotated[
         list[Mechanism] | None,
-        typer.Option("--mechanism", help="Only this one; repeatable. Left out: those that the user has."),
+        typer.Option("--mechanism", help="Only this mechanism; repeatable. Default: those that the user has."),
     ] = None,
     iterations: Iterations = ITERATIONS_MIN,
     *,
     connection: AdminConnection,
     as_json: AsJson = False,
 ) -> None:
-    """Give a user another password. It is asked for, or the line of standard input.
+    """Change the password of a user. Prompts for it, or reads it from standard input.
 
-    It holds for new connections; those that are open stay.
+    Open connections stay authenticated.
 
     Examples:
     kipmesh user alter alice
@@ -123,31 +121,31 @@ def alter(
     wanted = list(dict.fromkeys(mechanisms or had))
     lacking = [each for each in wanted if each not in had]
     if lacking or not had:
-        what = ", ".join(lacking) if had else "credential"
-        raise CommandError(f"user {name!r} has no {what}: `kipmesh user add` makes it")
+        missing = ", ".join(lacking) if had else "credential"
+        raise CommandError(f"user {name!r} has no {missing}; create it with: kipmesh user add {name}")
     _set(connection, name, wanted, iterations, as_json=as_json)
 
 
 @command(user_app, "list")
 def list_(*, connection: AdminConnection, as_json: AsJson = False) -> None:
-    """List all users in the metadata, with their mechanisms. Users of `sasl.users.file` are not among them.
+    """List all users in the metadata and their mechanisms. Users of `sasl.users.file` are not included.
 
     Examples:
     kipmesh user list
     kipmesh user list --json
     """
-    _show(connection.run(lambda admin: admin.describe_user_scram_credentials(None)), as_json=as_json)
+    _print_users(connection.run(lambda admin: admin.describe_user_scram_credentials(None)), as_json=as_json)
 
 
 @command(user_app)
 def describe(name: Name, *, connection: AdminConnection, as_json: AsJson = False) -> None:
-    """Show a user's mechanisms and iterations. Nothing of the password can be shown.
+    """Show a user's mechanisms and iterations, but no password or hash.
 
     Examples:
     kipmesh user describe alice
     kipmesh user describe alice --json
     """
-    _show(connection.run(lambda admin: admin.describe_user_scram_credentials([name])), as_json=as_json)
+    _print_users(connection.run(lambda admin: admin.describe_user_scram_credentials([name])), as_json=as_json)
 
 
 @command(user_app)
@@ -155,13 +153,13 @@ def delete(
     name: Name,
     mechanisms: Annotated[
         list[Mechanism] | None,
-        typer.Option("--mechanism", help="Only this one; repeatable. Left out: all that the user has."),
+        typer.Option("--mechanism", help="Only this mechanism; repeatable. Default: all that the user has."),
     ] = None,
     *,
     connection: AdminConnection,
     as_json: AsJson = False,
 ) -> None:
-    """Take a user's credentials away. New connections are refused; those that are open stay.
+    """Delete the credentials of a user. New connections are refused; open connections stay.
 
     Examples:
     kipmesh user delete alice
@@ -180,14 +178,11 @@ def delete(
         return [mechanism.mechanism_name for mechanism in wanted]
 
     for each in connection.run(work):
-        if as_json:
-            print_json({"user": name, "mechanism": each})
-        else:
-            print(f"{_shown(name)}: {each} deleted")
+        print_one({"user": name, "mechanism": each}, f"{_printable(name)}: {each} deleted", as_json=as_json)
 
 
 def _mechanisms_of(connection: AdminConnection, name: str) -> list[Mechanism]:
-    """What the user has; nothing for one that there is not."""
+    """Return the mechanisms for which a user has a credential; none for an unknown user."""
     infos = connection.run(lambda admin: admin.describe_user_scram_credentials(None)).get(name, ())
     return [Mechanism(_mechanism_name(info.mechanism)) for info in infos if _has_name(info.mechanism)]
 
@@ -203,41 +198,41 @@ def _set(connection: AdminConnection, name: str, mechanisms: Sequence[str], iter
 
     connection.run(work)
     for each in mechanisms:
-        if as_json:
-            print_json({"user": name, "mechanism": str(each), "iterations": iterations})
-        else:
-            print(f"{_shown(name)}: {each} set")
+        values = {"user": name, "mechanism": str(each), "iterations": iterations}
+        print_one(values, f"{_printable(name)}: {each} set", as_json=as_json)
 
 
 def read_password(name: str) -> str:
-    """From the terminal, twice, or the line of standard input; raises CommandError for what is none."""
+    """Prompt twice for the password of user `name`, or read one line of standard input if it is not a terminal.
+
+    Raises CommandError unless the password is 1 to PASSWORD_BYTES_MAX bytes of UTF-8 on one line.
+    """
     if sys.stdin.isatty():
-        password: str = typer.prompt(f"Password of {_shown(name)}", hide_input=True, confirmation_prompt=True, err=True)
+        password: str = typer.prompt(
+            f"Password of {_printable(name)}", hide_input=True, confirmation_prompt=True, err=True
+        )
         data = password.encode(errors="surrogateescape")
     else:
         data = sys.stdin.buffer.read(PASSWORD_BYTES_MAX + 3)
         data = data.removesuffix(b"\n").removesuffix(b"\r")
     if not data or len(data) > PASSWORD_BYTES_MAX or b"\n" in data or b"\0" in data:
-        raise CommandError(f"a password is one line of 1 to {PASSWORD_BYTES_MAX} bytes on standard input")
+        raise CommandError(f"the password must be one line of 1 to {PASSWORD_BYTES_MAX} bytes on standard input")
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise CommandError("the password is not UTF-8") from None
+        raise CommandError("the password must be UTF-8") from None
 
 
-def _show(found: Credentials, *, as_json: bool) -> None:
+def _print_users(found: Credentials, *, as_json: bool) -> None:
+    users = {
+        user: [{"mechanism": _mechanism_name(info.mechanism), "iterations": info.iterations} for info in infos]
+        for user, infos in found.items()
+    }
     if as_json:
-        for user, infos in found.items():
-            credentials = [
-                {"mechanism": _mechanism_name(info.mechanism), "iterations": info.iterations} for info in infos
-            ]
+        for user, credentials in users.items():
             print_json({"user": user, "credentials": credentials})
         return
-    rows = [
-        (_shown(user), _mechanism_name(info.mechanism), info.iterations)
-        for user, infos in found.items()
-        for info in infos
-    ]
+    rows = [(_printable(user), *one.values()) for user, credentials in users.items() for one in credentials]
     if rows:
         print_table(("USER", "MECHANISM", "ITERATIONS"), rows)
     else:
@@ -251,14 +246,14 @@ def _has_name(mechanism: int) -> bool:
 
 
 def _mechanism_name(mechanism: int) -> str:
-    """The mechanism's name, or its number where only the cluster knows it."""
+    """Return the name of a mechanism, or its number if this version does not know it."""
     from kipmesh.client import ScramMechanism
 
     return ScramMechanism(mechanism).mechanism_name if _has_name(mechanism) else str(mechanism)
 
 
-def _shown(name: str) -> str:
-    """A name on one line of text."""
+def _printable(name: str) -> str:
+    """Return a user name as one line, escaped if it is not printable."""
     return name if name.isprintable() else repr(name)
 
 
@@ -267,22 +262,30 @@ def _shown(name: str) -> str:
 
 @command(certs_app)
 def make(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Gets a folder for each name, and the authority's.")],
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", callback=plain_text, help="Whose certificates.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Output: one directory per name, and one for the authority.")
+    ],
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", callback=check_utf8, help="Names to make certificates for.")
+    ],
     node: Annotated[
-        bool, typer.Option("--node", help="They are brokers or controllers: with the name kipmesh://node as well.")
+        bool, typer.Option("--node", help="Certificates of brokers or controllers: adds the URI kipmesh://node.")
     ] = False,
     sans: Annotated[
         list[str] | None,
-        typer.Option("--san", metavar="NAME", callback=plain_text, help="A further DNS name, address or URI."),
+        typer.Option(
+            "--san", metavar="NAME", callback=check_utf8, help="An additional DNS name, address or URI; repeatable."
+        ),
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave what is whole and good for 30 days more.")] = False,
-    days: Annotated[float, typer.Option(min=0.01, max=3650, help="How long they are good.")] = 365.0,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep complete certificates that are valid for 30 more days.")
+    ] = False,
+    days: Annotated[float, typer.Option(min=0.01, max=3650, help="Days of validity.")] = 365.0,
 ) -> None:
-    """Make (or renew) a certificate for each name, good for the name itself, localhost and 127.0.0.1.
+    """Make or renew a certificate for each name, valid for the name, localhost and 127.0.0.1.
 
-    DIR/NAME gets tls.crt, tls.key and ca.crt. The authority is DIR/authority, made at the first call: whoever has its
-    key can be any node. Running processes take renewed files without a restart.
+    Writes tls.crt, tls.key and ca.crt to DIR/NAME. The first call creates the authority, DIR/authority; protect its
+    key, which can sign a certificate for any node. Running processes load renewed files without a restart.
 
     Examples:
     kipmesh certs make build/certs --node leader-1 follower-1
@@ -295,8 +298,10 @@ def make(
 
     for name in names:
         if name == AUTHORITY or "/" in name or name.startswith("."):
-            raise CommandError(f"{name!r} cannot be the name of a folder for a certificate")
-    home = folder / AUTHORITY
+            raise CommandError(
+                f"{name!r} cannot name a certificate: it must not be {AUTHORITY!r}, contain / or begin with ."
+            )
+    home = directory / AUTHORITY
     if (home / CERTIFICATE_FILE).exists():
         authority = Authority.read(home)
     else:
@@ -304,27 +309,27 @@ def make(
         authority.write(home)
     extra = [*LOCAL_NAMES, *(sans or ()), *([NODE_NAME] if node else [])]
     for name in names:
-        if keep and is_good(folder / name):
+        if keep and is_good(directory / name):
             continue
-        authority.issue(name, [name, *extra], days=days).write(folder / name)
-        print(folder / name)
+        authority.issue(name, [name, *extra], days=days).write(directory / name)
+        print(directory / name)
 
 
 @command(certs_app)
 def install(
-    source: Annotated[Path, typer.Argument(metavar="DIR", help="What `kipmesh certs make` has made.")],
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="With a folder for each name to be installed.")],
+    source: Annotated[Path, typer.Argument(metavar="DIR", help="Output of `kipmesh certs make`.")],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="Has one directory for each name to install.")],
     owners: Annotated[
         list[str] | None,
         typer.Option(
-            "--owner", metavar="[NAME=]UID[:GID]", help="Whom the files are for; of one name, or of all others."
+            "--owner", metavar="[NAME=]UID[:GID]", help="Owner of the files of NAME, or of all other names; repeatable."
         ),
     ] = None,
 ) -> None:
-    """Copy certificates to where processes of other users read them, such as volumes of containers.
+    """Copy certificates to directories of processes that run as other users, such as volumes of containers.
 
-    Each folder of TARGET gets the files of that name. Folder and key are for their owner alone. What is the same is
-    left as it is; running processes take what is new without a restart. Giving files away needs root's capabilities.
+    Copies the files of a name to the directory of that name in TARGET. Only the owner can read the directory and the
+    key. Unchanged files stay; running processes load new files without a restart. Changing the owner needs CAP_CHOWN.
 
     Examples:
     kipmesh certs install build/certs /nodes --owner 10001
@@ -333,21 +338,21 @@ def install(
     from kipmesh.transport.tls.files import TlsFiles, TlsPaths
     from kipmesh.transport.tls.making import AUTHORITIES_FILE, CERTIFICATE_FILE, KEY_FILE, replace_file
 
-    who = _owners(owners or [])
-    folders = sorted(path for path in target.iterdir() if path.is_dir())
-    if not folders:
-        raise CommandError(f"{target} has no folder: make one for each name to be installed")
-    for folder in folders:
-        home = source / folder.name
+    owner_of = _owners(owners or [])
+    directories = sorted(path for path in target.iterdir() if path.is_dir())
+    if not directories:
+        raise CommandError(f"{target} has no directories: create one for each name to install")
+    for directory in directories:
+        home = source / directory.name
         TlsFiles(TlsPaths(home / CERTIFICATE_FILE, home / KEY_FILE, home / AUTHORITIES_FILE)).close()
-        owner = who.get(folder.name, who.get("", (os.geteuid(), os.getegid())))
+        owner = owner_of.get(directory.name, owner_of.get("", (os.geteuid(), os.getegid())))
         for name, mode in ((KEY_FILE, 0o400), (CERTIFICATE_FILE, 0o444), (AUTHORITIES_FILE, 0o444)):
             content = (home / name).read_bytes()
-            if not _is_installed(folder / name, content, mode, owner):
-                replace_file(folder / name, content, mode, owner)
-        os.chown(folder, *owner)
-        folder.chmod(0o700)
-        print(folder)
+            if not _is_installed(directory / name, content, mode, owner):
+                replace_file(directory / name, content, mode, owner)
+        os.chown(directory, *owner)
+        directory.chmod(0o700)
+        print(directory)
 
 
 def _is_installed(path: Path, content: bytes, mode: int, owner: tuple[int, int]) -> bool:
@@ -359,7 +364,10 @@ def _is_installed(path: Path, content: bytes, mode: int, owner: tuple[int, int])
 
 
 def _owners(texts: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """By name, that of all others by the empty one; a user without a group has the group of the same number."""
+    """Parse --owner to {name: (uid, gid)}; "" stands for all other names, and the gid defaults to the uid.
+
+    Raises typer.BadParameter.
+    """
     found = {}
     for text in texts:
         name, _, ids = text.rpartition("=")

@@ -15,28 +15,30 @@ from kipmesh.cli.common import (
     EXIT_FAILED,
     AdminConnection,
     AsJson,
+    check_utf8,
     comma_list,
     command,
     make_app,
-    number_of,
+    parse_number,
     parse_pairs,
-    plain_text,
     print_json,
+    print_one,
     print_results,
     print_table,
+    suggest_create,
 )
+from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.messages.schema import MAX_INT32
 
 if TYPE_CHECKING:
     from kipmesh.client import AdminClient
     from kipmesh.client.admin.reassignments import PartitionReassignment
     from kipmesh.client.types import ConfigValue, CreatedTopic, TopicMetadata, TopicPartition
-    from kipmesh.core.errors import KafkaError
 
     Reassignments = Mapping[TopicPartition, PartitionReassignment]
 
 REASSIGNMENTS_TIMEOUT_S = 3.0
-"""So long `describe` waits for the active controller."""
+"""Time that `describe` waits for the active controller."""
 
 app = make_app(
     "Create, describe, list, delete and alter topics.",
@@ -47,12 +49,15 @@ app = make_app(
     """,
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", callback=plain_text)]
-Config = Annotated[list[str] | None, typer.Option("--config", metavar="KEY=VALUE", help="A topic setting; repeatable.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", callback=check_utf8)]
+Config = Annotated[
+    list[str] | None,
+    typer.Option("--config", metavar="KEY=VALUE", help="A topic setting, e.g. retention.ms=60000; repeatable."),
+]
 
 
 def topic_id_text(topic_id: bytes) -> str:
-    """As Kafka prints it."""
+    """Return a topic id in Kafka's text form: URL-safe base64 without padding."""
     return base64.urlsafe_b64encode(topic_id).rstrip(b"=").decode()
 
 
@@ -60,13 +65,19 @@ def topic_id_text(topic_id: bytes) -> str:
 def create(
     name: Name,
     partitions: Annotated[
-        int, typer.Option("--partitions", min=-1, max=MAX_INT32, help="-1: the cluster's default.")
+        int, typer.Option("--partitions", min=-1, max=MAX_INT32, help="Number of partitions. -1: num.partitions.")
     ] = -1,
     replication_factor: Annotated[
-        int, typer.Option("--replication-factor", min=-1, max=MAX_INT32, help="-1: the cluster's default.")
+        int,
+        typer.Option(
+            "--replication-factor",
+            min=-1,
+            max=MAX_INT32,
+            help="Replicas of each partition. -1: default.replication.factor.",
+        ),
     ] = -1,
     config: Config = None,
-    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="An existing topic is no error.")] = False,
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Do not fail if the topic exists.")] = False,
     *,
     connection: AdminConnection,
     as_json: AsJson = False,
@@ -77,12 +88,11 @@ def create(
     kipmesh topic create flights --partitions 6 --replication-factor 3
     kipmesh topic create events --partitions 1 --config retention.ms=60000 --config min.insync.replicas=2
     """
-    configs = parse_pairs(config or (), "--config")
+    configs = parse_pairs(config, "--config")
 
     async def work(admin: AdminClient) -> tuple[CreatedTopic, bool]:
         from kipmesh.client import NewTopic
         from kipmesh.client.types import CreatedTopic
-        from kipmesh.core.errors import ErrorCode, KafkaError
 
         try:
             created = await admin.create_topics([NewTopic(name, partitions, replication_factor, configs)])
@@ -95,47 +105,42 @@ def create(
         return created[0], True
 
     topic, is_new = connection.run(work)
-    if as_json:
-        print_json({**topic._asdict(), "topic_id": topic_id_text(topic.topic_id), "is_new": is_new})
-    elif is_new:
-        print(f"{name}: {topic.num_partitions} partitions, {topic.replication_factor} replicas each")
-    else:
-        print(f"{name} exists")
+    created = f"{name}: {topic.num_partitions} partitions, {topic.replication_factor} replicas each"
+    values = {**topic._asdict(), "topic_id": topic_id_text(topic.topic_id), "is_new": is_new}
+    print_one(values, created if is_new else f"{name} exists", as_json=as_json)
 
 
 @command(app, "list")
 def list_(*, connection: AdminConnection, as_json: AsJson = False) -> None:
-    """List all topics, a name a line.
+    """List all topics, one name per line.
 
     Examples:
     kipmesh topic list
     kipmesh topic list --json
     """
     for topic in sorted(connection.run(lambda admin: admin.list_topics()), key=lambda topic: topic.name):
-        if as_json:
-            topic_id = topic_id_text(topic.topic_id)
-            print_json({"name": topic.name, "topic_id": topic_id, "is_internal": topic.is_internal})
-        else:
-            print(topic.name)
+        values = {"name": topic.name, "topic_id": topic_id_text(topic.topic_id), "is_internal": topic.is_internal}
+        print_one(values, topic.name, as_json=as_json)
 
 
 @command(app)
 def describe(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", callback=plain_text, help="All when left out.")
+        list[str] | None, typer.Argument(metavar="[NAME]...", callback=check_utf8, help="Default: all topics.")
     ] = None,
     *,
     connection: AdminConnection,
     as_json: AsJson = False,
 ) -> None:
-    """Show partitions, leaders, replicas, in-sync replicas, and for whom a partition without a leader waits.
+    """Show settings, leaders, replicas and in-sync replicas (ISR) of topics.
 
-    Where replicas are being moved, also which come and which leave.
+    WAITS FOR names the brokers of which one must restart before a partition without a leader has one again. ADDING and
+    REMOVING appear while replicas are being moved.
 
     Examples:
     kipmesh topic describe
-    kipmesh topic describe flights --json
     kipmesh topic describe flights
+    kipmesh topic describe flights --json
     """
 
     async def work(admin: AdminClient) -> tuple[list[tuple[TopicMetadata, list[ConfigValue]]], Reassignments]:
@@ -175,14 +180,12 @@ def describe(
 
 
 async def _reassignments(admin: AdminClient, partitions: Collection[tuple[str, int]] | None) -> Reassignments:
-    """What is being moved; without an active controller that is not known, and said: the brokers know all the rest."""
-    from kipmesh.core.errors import KafkaError
-
+    """Return the reassignments of these partitions (None: all); warn and return none without an active controller."""
     try:
         async with asyncio.timeout(REASSIGNMENTS_TIMEOUT_S):
             return await admin.list_partition_reassignments(partitions)
     except (KafkaError, TimeoutError):
-        print("kipmesh: no active controller says which replicas are being moved", file=sys.stderr)
+        print("kipmesh: no active controller: reassignments are not shown", file=sys.stderr)
         return {}
 
 
@@ -229,8 +232,8 @@ def _partition_objects(topic: TopicMetadata, moving: Reassignments) -> Iterator[
 
 @command(app)
 def delete(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", callback=plain_text)],
-    if_exists: Annotated[bool, typer.Option("--if-exists", help="An unknown topic is no error.")] = False,
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", callback=check_utf8)],
+    if_exists: Annotated[bool, typer.Option("--if-exists", help="Do not fail if a topic does not exist.")] = False,
     *,
     connection: AdminConnection,
 ) -> None:
@@ -242,8 +245,6 @@ def delete(
     """
 
     async def work(admin: AdminClient) -> None:
-        from kipmesh.core.errors import ErrorCode, KafkaError
-
         for name in names:
             try:
                 await admin.delete_topics([name])
@@ -261,12 +262,14 @@ def delete(
 def alter(
     name: Name,
     partitions: Annotated[
-        int | None, typer.Option("--partitions", min=1, max=MAX_INT32, help="The new, larger number.")
+        int | None, typer.Option("--partitions", min=1, max=MAX_INT32, help="New number of partitions; must be larger.")
     ] = None,
     config: Config = None,
     delete_config: Annotated[
         list[str] | None,
-        typer.Option("--delete-config", metavar="KEY", callback=plain_text, help="Back to the default; repeatable."),
+        typer.Option(
+            "--delete-config", metavar="KEY", callback=check_utf8, help="Reset a setting to its default; repeatable."
+        ),
     ] = None,
     *,
     connection: AdminConnection,
@@ -278,7 +281,7 @@ def alter(
     kipmesh topic alter flights --config retention.ms=60000
     kipmesh topic alter flights --delete-config retention.ms
     """
-    sets = parse_pairs(config or (), "--config")
+    sets = parse_pairs(config, "--config")
     if partitions is None and not sets and not delete_config:
         raise typer.BadParameter("nothing to alter: give --partitions, --config or --delete-config")
 
@@ -288,11 +291,12 @@ def alter(
 
         if sets or delete_config:
             resource = ConfigResource(ResourceType.TOPIC, name)
-            await admin.alter_configs({resource: alterations(sets, delete_config or ())})
+            await admin.alter_configs({resource: alterations(sets, delete_config)})
         if partitions is not None:
             await admin.create_partitions({name: partitions})
 
-    connection.run(work)
+    with suggest_create(name):
+        connection.run(work)
     print(f"{name}: altered")
 
 
@@ -300,24 +304,24 @@ def alter(
 def elect(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TOPIC[:PARTITION]]...", callback=plain_text, help="Whose leaders are elected."),
+        typer.Argument(metavar="[TOPIC[:PARTITION]]...", callback=check_utf8, help="Partitions to elect a leader for."),
     ] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Every partition that needs it.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="All partitions that need an election.")] = False,
     unclean: Annotated[
         bool,
         typer.Option(
             "--unclean/--preferred",
-            help="Unclean: a partition without a leader gets the one that has the most of its log; records may be "
-            "lost. Preferred: back to the first replica, the leader service.",
+            help="Unclean: a partition without a leader gets the available replica with the longest log, and may lose "
+            "records. Preferred: the first replica becomes the leader.",
         ),
     ] = False,
     *,
     connection: AdminConnection,
     as_json: AsJson = False,
 ) -> None:
-    """Let partitions be led by their preferred leader again, or by anybody who is left.
+    """Elect the preferred leaders of partitions, or any available leader with --unclean.
 
-    Exit code 1 when a partition could not be elected; one that needs no election is no failure.
+    Exit code 1 if an election failed. A partition that needs no election is not a failure.
 
     Examples:
     kipmesh topic elect --all
@@ -326,9 +330,9 @@ def elect(
     kipmesh topic elect --unclean flights:2
     """
     if all_ and names:
-        raise typer.BadParameter("is every partition: leave it out, or the names", param_hint="--all")
+        raise typer.BadParameter("conflicts with the names of topics: give only one of them", param_hint="--all")
     if not all_ and not names:
-        raise typer.BadParameter("name topics or partitions, or give --all")
+        raise typer.BadParameter("no partitions to elect a leader for: name topics or partitions, or give --all")
     wanted = [_topic_and_partition(name) for name in names or ()]
 
     async def work(admin: AdminClient) -> dict[TopicPartition, KafkaError | None]:
@@ -348,20 +352,18 @@ def elect(
 
     results = connection.run(work)
     print_results(results, lambda _: "elected", as_json=as_json, none="no partition needs an election")
-    from kipmesh.core.errors import ErrorCode
-
     if any(error is not None and error.code is not ErrorCode.ELECTION_NOT_NEEDED for error in results.values()):
         raise typer.Exit(EXIT_FAILED)
 
 
 def _topic_and_partition(text: str) -> tuple[str, int | None]:
-    """A topic, and one of its partitions or all."""
+    """Parse TOPIC[:PARTITION]; the partition is None if all are meant. Raises typer.BadParameter."""
     topic, colon, number = text.rpartition(":")
     if not colon:
         return text, None
     if not topic or not number.isdecimal():
         raise typer.BadParameter(f"{text!r} is not TOPIC or TOPIC:PARTITION")
-    return topic, number_of(number)
+    return topic, parse_number(number)
 
 
 command(app)(reassignment.reassign)

@@ -1,7 +1,7 @@
-"""Clusters on this machine, for people and for tests: `LocalCluster`.
+"""Clusters on this machine, for development and tests: `LocalCluster`.
 
-Importing this package is cheap (no grpc, no pydantic): the pytest plugin is loaded by every test run that has
-kipmesh installed.
+Importing this package must stay cheap (no grpc, no pydantic), because pytest loads the plugin wherever kipmesh is
+installed.
 """
 
 from kipmesh.cluster.layout import ClusterError, NodeInfo, Role

@@ -1,7 +1,7 @@
-"""Certificates of a local cluster with TLS, in the folder `certs` beside its nodes.
+"""Certificates of a local cluster with TLS, in its directory `certs`.
 
-`certs/authority` signs and is nobody else's business, `certs/client` is for clients, `certs/NODE` for each node.
-Brokers and controllers have `NODE_NAME` as a further name, by which they know each other; others do not.
+`certs/authority` signs the others, `certs/client` is for clients, `certs/NODE` for each node. Only certificates of
+brokers and controllers contain `NODE_NAME`, by which nodes authenticate each other.
 """
 
 from __future__ import annotations
@@ -18,32 +18,35 @@ RENEW_BEFORE_S = 30 * 86_400.0
 CLIENT_PROPERTIES = "client.properties"
 
 
-def ensure(folder: Path, nodes: Iterable[NodeInfo]) -> None:
-    """Make what is missing or soon expires, for nodes that have TLS; raises ClusterError."""
-    wanted = [node for node in nodes if node.certs is not None]
-    if not wanted:
+def ensure(directory: Path, nodes: Iterable[NodeInfo]) -> None:
+    """Create missing certificates and renew those that expire within RENEW_BEFORE_S, for nodes that have TLS.
+
+    Also writes `client.properties`. Raises ClusterError.
+    """
+    tls_nodes = [node for node in nodes if node.certs is not None]
+    if not tls_nodes:
         return
     from kipmesh.core.errors import InvalidConfigError
     from kipmesh.transport.tls.making import CERTIFICATE_FILE, Authority, replace_file
 
-    certs = folder / "certs"
+    certs = directory / "certs"
     try:
         home = certs / "authority"
         if (home / CERTIFICATE_FILE).exists():
             authority = Authority.read(home)
         else:
-            authority = Authority.make(f"kipmesh {folder.name}"[:64])
+            authority = Authority.make(f"kipmesh {directory.name}"[:64])
             authority.write(home)
-        for node in wanted:
+        for node in tls_nodes:
             own = Path(node.certs or "")
             if not is_good(own):
                 names = [node.name, "localhost", HOST]
                 authority.issue(node.name, names if node.role is Role.CONSUMER else [*names, NODE_NAME]).write(own)
         if not is_good(certs / CLIENT):
             authority.issue(CLIENT, [CLIENT]).write(certs / CLIENT)
-        lines = [f"{key}={value}\n" for key, value in client_config(wanted).items()]
-        text = "# for clients, and `kipmesh --command-config`\n" + "".join(lines)
-        replace_file(folder / CLIENT_PROPERTIES, text.encode())  # clients that start meanwhile read it
+        lines = [f"{key}={value}\n" for key, value in client_config(tls_nodes).items()]
+        text = "# for clients and `kipmesh --command-config`\n" + "".join(lines)
+        replace_file(directory / CLIENT_PROPERTIES, text.encode())  # atomic: a client may be reading it
     except InvalidConfigError as error:
         raise ClusterError(error.message) from None
     except OSError as error:
@@ -51,7 +54,7 @@ def ensure(folder: Path, nodes: Iterable[NodeInfo]) -> None:
 
 
 def is_good(home: Path) -> bool:
-    """Whether a folder has a whole certificate that does not soon expire."""
+    """Return whether `home` contains a complete certificate that is valid for longer than RENEW_BEFORE_S."""
     from kipmesh.core.errors import InvalidConfigError
     from kipmesh.transport.tls.files import TlsFiles, TlsPaths
     from kipmesh.transport.tls.making import AUTHORITIES_FILE, CERTIFICATE_FILE, KEY_FILE
@@ -65,7 +68,7 @@ def is_good(home: Path) -> bool:
 
 
 def client_config(nodes: Iterable[NodeInfo]) -> Mapping[str, str]:
-    """What clients of a cluster need beside its addresses; nothing without TLS."""
+    """Return the client settings for a cluster's TLS; empty without TLS."""
     for node in nodes:
         if node.certs is not None:
             return {"security.protocol": "SSL", "ssl.certificate.dir": str(Path(node.certs).parent / CLIENT)}

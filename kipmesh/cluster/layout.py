@@ -1,11 +1,9 @@
-"""Which nodes a local cluster has, and `cluster.json`, where that is written down.
+"""Nodes of a local cluster, their configuration, and `cluster.json`, which stores them.
 
-Rules:
-- Names are role and number (`leader-1`), racks are given out in turn within brokers, controllers and consumers.
-- Node ids are unique in the cluster and never change: brokers count from 1, controllers from 1001. A later `up` may
-  add brokers and consumers; it takes none away, and leaves the controllers as they are.
-- `cluster.json` is replaced as a whole, never half written. A `pid` counts only together with `process`, which tells
-  the process from a later one of the same pid.
+- A name is role and number (`leader-1`). Racks are assigned round-robin within brokers, controllers and consumers.
+- Node ids are unique and never change: brokers count from 1, controllers from 1001. A later `up` may add brokers and
+  consumers; it removes no node and never changes the controllers.
+- `cluster.json` is replaced atomically. A `pid` is valid only together with `process`, the identity of the process.
 """
 
 from __future__ import annotations
@@ -24,19 +22,19 @@ RACKS = ("rack-a", "rack-b", "rack-c")
 FIRST_CONTROLLER_ID = 1001
 NODES_MAX = 64
 CONTROLLERS = (1, 3, 5)
-"""Voters of a metadata quorum: an even number survives no more failures than one less."""
+"""Allowed numbers of voters. An even number tolerates no more failures than the next smaller odd one."""
 LISTENER = "MESH"
 NODE_NAME = "kipmesh://node"
-"""What certificates of brokers and controllers have, and others not, in a local cluster with TLS."""
+"""Name that only certificates of brokers and controllers contain, in a local cluster with TLS."""
 KAFKA_LISTENER = "KAFKA"
 
 
 class ClusterError(Exception):
-    """A cluster cannot do what was asked; the first line of the text says why, further lines show a node's log."""
+    """A cluster operation failed. The first line of the message gives the reason; further lines quote a node's log."""
 
 
 class Role(StrEnum):
-    """What a node is; the value is the first part of its name."""
+    """Role of a node. The value is the first part of its name."""
 
     CONTROLLER = "controller"
     LEADER = "leader"
@@ -45,18 +43,22 @@ class Role(StrEnum):
 
     @property
     def is_broker(self) -> bool:
-        """Whether it has partitions."""
+        """Whether nodes of this role host partitions."""
         return self in (Role.LEADER, Role.FOLLOWER)
 
     @property
     def module(self) -> str:
-        """What `python -m` starts."""
+        """Name of the module that `python -m` runs."""
         return "kipmesh_metadata_controller" if self is Role.CONTROLLER else f"kipmesh_{self.value}"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """One node as `cluster.json` shows it; addresses are `host:port`, None where there is nothing."""
+    """One node as stored in `cluster.json`.
+
+    `grpc`, `kafka` and `http` are the listeners' addresses (host:port), None without such a listener. `pid` and
+    `process` (its identity) are None if the node does not run. `dir` and `log` are paths.
+    """
 
     name: str
     role: Role
@@ -70,16 +72,16 @@ class NodeInfo:
     dir: str = ""
     log: str | None = None
     certs: str | None = None
-    """Folder of its certificate, None without TLS."""
+    """Directory of the node's certificate, None without TLS."""
 
-    def at(self, folder: Path, *, has_tls: bool) -> NodeInfo:
-        """The same node in a cluster's folder."""
-        home = folder / self.name
-        certs = str(folder / "certs" / self.name) if has_tls else None
+    def at(self, directory: Path, *, has_tls: bool) -> NodeInfo:
+        """Return the node with paths below the cluster's `directory`."""
+        home = directory / self.name
+        certs = str(directory / "certs" / self.name) if has_tls else None
         return replace(self, dir=str(home), log=str(home / "node.log"), certs=certs)
 
     def with_addresses(self, new: Callable[[], str], *, has_http: bool) -> NodeInfo:
-        """The same node, with a new address for each of its listeners."""
+        """Return the node with an address from `new` for each of its listeners. Only `has_http` adds HTTP."""
         return replace(
             self,
             grpc=None if self.role is Role.CONSUMER else new(),
@@ -89,10 +91,7 @@ class NodeInfo:
 
 
 class Counts(NamedTuple):
-    """How many nodes of each role, in the order of `Role`.
-
-    None leaves the number as it is, or at its default in a new cluster.
-    """
+    """Number of nodes of each role, in the order of `Role`. None: unchanged, or the default in a new cluster."""
 
     controllers: int | None = None
     leaders: int | None = None
@@ -100,19 +99,19 @@ class Counts(NamedTuple):
     consumers: int | None = None
 
     def of(self, role: Role) -> int | None:
-        """The number for a role."""
+        """Return the number of nodes of a role."""
         return self[list(Role).index(role)]
 
 
 DEFAULT_COUNTS = Counts(1, 1, 2, 0)
-"""A new cluster in a test: one controller, to be light."""
+"""Defaults of a new cluster in tests. One controller starts faster than three."""
 LOCAL_UP_COUNTS = DEFAULT_COUNTS._replace(controllers=3)
-"""A new cluster of `kipmesh local up`: any of its nodes may fail."""
+"""Defaults of a new cluster of `kipmesh local up`, which tolerates the failure of any node."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """What is known of a cluster between two commands."""
+    """Content of `cluster.json`: cluster id, the user's configuration, and the nodes."""
 
     cluster_id: str
     config: Mapping[str, str]
@@ -120,45 +119,45 @@ class ClusterState:
 
     @property
     def bootstrap(self) -> str:
-        """gRPC addresses of all brokers."""
+        """Comma-separated gRPC addresses of all brokers."""
         return ",".join(node.grpc for node in self.nodes if node.role.is_broker and node.grpc)
 
     @property
     def kafka_bootstrap(self) -> str | None:
-        """Addresses of all brokers for clients of Kafka's protocol; None where no broker listens for them."""
+        """Comma-separated Kafka addresses of all brokers, or None if no broker has a Kafka listener."""
         return ",".join(node.kafka for node in self.nodes if node.role.is_broker and node.kafka) or None
 
     @property
     def has_tls(self) -> bool:
-        """Whether its listeners have TLS."""
+        """Whether the listeners use TLS."""
         return any(node.certs is not None for node in self.nodes)
 
     def check_tls(self, wanted: bool | None) -> None:
-        """Raise ClusterError if `wanted` is something else than what the cluster was made with."""
+        """Raise ClusterError if `wanted` differs from the setting that the cluster was created with. None: no check."""
         if wanted is not None and wanted is not self.has_tls:
             has = "has" if self.has_tls else "does not have"
-            raise ClusterError(f"the cluster {has} TLS, which cannot be changed: use another folder")
+            raise ClusterError(f"the cluster {has} TLS, which cannot be changed: use another directory")
 
     def node(self, name: str) -> NodeInfo:
-        """The node of that name; raises ClusterError."""
+        """Return the node of that name. Raises ClusterError for an unknown name."""
         for node in self.nodes:
             if node.name == name:
                 return node
-        raise ClusterError(f"there is no node {name!r}; there are {', '.join(node.name for node in self.nodes)}")
+        raise ClusterError(f"unknown node {name!r}; the nodes are {', '.join(node.name for node in self.nodes)}")
 
     def check_unchanged(self, config: Mapping[str, str]) -> None:
-        """Raise ClusterError if `config` asks for something else than the nodes that run were started with."""
-        other = sorted(key for key, value in config.items() if self.config.get(key) != value)
-        if other:
-            told = ", ".join(f"{key} ({self.config.get(key, 'not set')})" for key in other)
-            raise ClusterError(f"nodes run with another {told}: take the cluster down, and up again with --config")
+        """Raise ClusterError if a value in `config` differs from the one that the running nodes were started with."""
+        changed = sorted(key for key, value in config.items() if self.config.get(key) != value)
+        if changed:
+            current = ", ".join(f"{key} ({self.config.get(key, 'not set')})" for key in changed)
+            raise ClusterError(f"running nodes use another {current}: run `kipmesh local down`, then up with --config")
 
     def with_node(self, changed: NodeInfo) -> ClusterState:
-        """The same cluster with one node changed."""
+        """Return the state with the node of the same name replaced by `changed`."""
         return replace(self, nodes=tuple(changed if node.name == changed.name else node for node in self.nodes))
 
-    def write(self, folder: Path) -> None:
-        """Replace `cluster.json`."""
+    def write(self, directory: Path) -> None:
+        """Replace `cluster.json` in `directory` atomically. Raises ClusterError."""
         document = {
             "bootstrap": self.bootstrap,
             "kafka_bootstrap": self.kafka_bootstrap,
@@ -166,33 +165,33 @@ class ClusterState:
             "config": dict(self.config),
             "nodes": [asdict(node) for node in self.nodes],
         }
-        temporary = folder / f"{FILE_NAME}.tmp"
+        temporary = directory / f"{FILE_NAME}.tmp"
         try:
             temporary.write_text(json.dumps(document, indent=2) + "\n")
-            os.replace(temporary, folder / FILE_NAME)
+            os.replace(temporary, directory / FILE_NAME)
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            raise ClusterError(f"{folder / FILE_NAME} cannot be written: {error.strerror}") from None
+            raise ClusterError(f"cannot write {directory / FILE_NAME}: {error.strerror}") from None
 
 
-def read_state(folder: Path) -> ClusterState | None:
-    """The cluster of a folder, None when there is none; raises ClusterError for a broken file."""
-    file = folder / FILE_NAME
+def read_state(directory: Path) -> ClusterState | None:
+    """Read `cluster.json` in a directory; None if it does not exist. Raises ClusterError for an invalid file."""
+    file = directory / FILE_NAME
     try:
         document = json.loads(file.read_text())
     except FileNotFoundError:
         return None
     except NotADirectoryError:
-        raise ClusterError(f"{folder} is not a folder") from None
+        raise ClusterError(f"{directory} is not a directory") from None
     except OSError as error:
-        raise ClusterError(f"{file} cannot be read: {error.strerror}") from None
+        raise ClusterError(f"cannot read {file}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ClusterError(f"{file} is not JSON: {error}") from None
     try:
         return _state_from(document)
     except ValueError as error:
-        raise ClusterError(f"{file} is not what `local up` writes: {error}") from None
+        raise ClusterError(f"{file} is not a valid cluster file: {error}") from None
 
 
 _FIELD_TYPES = {**get_type_hints(NodeInfo), "role": str}
@@ -203,31 +202,31 @@ def _state_from(document: object) -> ClusterState:
     config = values.get("config", {})
     nodes = values.get("nodes")
     if not isinstance(values.get("cluster_id"), str) or not isinstance(nodes, list):
-        raise ValueError("no cluster_id or nodes")
+        raise ValueError("cluster_id or nodes is missing")
     if not isinstance(config, dict) or not all(isinstance(value, str) for value in config.values()):
-        raise ValueError("config holds something else than texts")
+        raise ValueError("values of config must be strings")
     return ClusterState(values["cluster_id"], config, tuple(_node_from(node) for node in nodes))
 
 
 def _node_from(values: object) -> NodeInfo:
     if not isinstance(values, dict) or not {"name", "role", "node_id", "rack"} <= set(values) <= set(_FIELD_TYPES):
-        raise ValueError("a node has other fields")
+        raise ValueError("a node lacks fields or has unknown ones")
     for name, value in values.items():
         if not isinstance(value, _FIELD_TYPES[name]):
-            raise ValueError(f"the {name} of a node is {value!r}")
+            raise ValueError(f"invalid {name} of a node: {value!r}")
     for name in ("grpc", "kafka", "http"):
         address = values.get(name)
         if address is not None and not address.rpartition(":")[2].isdecimal():
-            raise ValueError(f"the {name} of a node is {address!r}, not host:port")
+            raise ValueError(f"{name} of a node must be host:port, got {address!r}")
     return NodeInfo(**{**values, "role": Role(values["role"])})
 
 
 def plan(
-    known: Sequence[NodeInfo], counts: Counts, folder: Path, defaults: Counts = DEFAULT_COUNTS
+    known: Sequence[NodeInfo], counts: Counts, directory: Path, defaults: Counts = DEFAULT_COUNTS
 ) -> tuple[NodeInfo, ...]:
-    """The nodes of a cluster: the known ones and what `counts` adds; raises ClusterError.
+    """Return the nodes of a cluster: `known` and those that `counts` adds, sorted by role.
 
-    `defaults` are for a new cluster, where `counts` say nothing.
+    `defaults` replace unset counts if `known` is empty. Raises ClusterError for counts that the cluster cannot have.
     """
     nodes = list(known)
     for role in Role:
@@ -237,41 +236,41 @@ def plan(
             want = have if known else defaults.of(role) or 0
         if want < have or (known and role is Role.CONTROLLER and want != have):
             raise ClusterError(
-                f"{folder} has {have} {role}(s), not {want}: use another folder, or leave the number out"
+                f"{directory} has {have} {role}(s), not {want}: use another directory, or omit the number"
             )
         if len(nodes) + want - have > NODES_MAX:
-            raise ClusterError(f"these are more than the {NODES_MAX} nodes that a local cluster can have")
-        nodes.extend(_new_node(nodes, role, number, folder) for number in range(have + 1, want + 1))
+            raise ClusterError(f"a local cluster can have at most {NODES_MAX} nodes, got {len(nodes) + want - have}")
+        nodes.extend(_new_node(nodes, role, number, directory) for number in range(have + 1, want + 1))
     if not any(node.role is Role.CONTROLLER for node in nodes) or not any(node.role.is_broker for node in nodes):
-        raise ClusterError("a cluster needs a controller and a broker")
+        raise ClusterError("a cluster needs at least one controller and one broker")
     controllers = sum(node.role is Role.CONTROLLER for node in nodes)
     if not known and controllers not in CONTROLLERS:
-        raise ClusterError(f"a cluster has 1, 3 or 5 controllers, not {controllers}")
+        raise ClusterError(f"a cluster must have 1, 3 or 5 controllers, got {controllers}")
     order = list(Role)
     return tuple(sorted(nodes, key=lambda node: order.index(node.role)))
 
 
-def _new_node(nodes: Sequence[NodeInfo], role: Role, number: int, folder: Path) -> NodeInfo:
+def _new_node(nodes: Sequence[NodeInfo], role: Role, number: int, directory: Path) -> NodeInfo:
     brokers = [node for node in nodes if node.role.is_broker]
     node_id: int | None
     if role.is_broker:
         node_id = 1 + max((node.node_id or 0 for node in brokers), default=0)
-        turn = node_id - 1
+        index = node_id - 1
     else:
         node_id = FIRST_CONTROLLER_ID + number - 1 if role is Role.CONTROLLER else None
-        turn = number - 1
+        index = number - 1
     name = f"{role}-{number}"
-    home = folder / name
-    return NodeInfo(name, role, node_id, RACKS[turn % len(RACKS)], dir=str(home), log=str(home / "node.log"))
+    home = directory / name
+    return NodeInfo(name, role, node_id, RACKS[index % len(RACKS)], dir=str(home), log=str(home / "node.log"))
 
 
 def has_majority(nodes: Sequence[NodeInfo], running: int) -> bool:
-    """Whether so many controllers are enough to elect the active one."""
+    """Return whether `running` controllers are a majority of those in `nodes`."""
     return running > sum(node.role is Role.CONTROLLER for node in nodes) // 2
 
 
 def properties(state: ClusterState, node: NodeInfo, config: Mapping[str, str]) -> dict[str, str]:
-    """A node's configuration; `config` is what the user set for this node's role."""
+    """Return a node's properties. `config` contains the user's settings for this role and takes precedence."""
     if node.role is Role.CONSUMER:
         return {
             "bootstrap.servers": state.bootstrap,

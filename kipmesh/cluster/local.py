@@ -3,9 +3,9 @@
     with LocalCluster(mode="single") as cluster:
         producer = Producer(cluster.bootstrap)
 
-`mode="single"` runs all nodes in this process and is ready within a second; `mode="processes"` starts what
-`kipmesh local up` starts. With `tls=True` everything speaks TLS, and clients need `client_config` beside the addresses.
-Both modes leave nothing behind: no process, no thread, and no folder unless `dir` was given.
+`mode="single"` runs all nodes in this process and is ready within a second. `mode="processes"` starts one process per
+node, as `kipmesh local up` does. With `tls=True` all listeners use TLS, and clients need `client_config`. `down`
+removes all processes, threads and, unless `dir` was given, the data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,14 @@ from kipmesh.cluster.single import SingleCluster
 
 
 class LocalCluster:
-    """A cluster on this machine, from `up()` (or `with`) to `down()`; `config` holds dotted keys."""
+    """A cluster on this machine, running from `up()` (or `with`) to `down()`.
+
+    Args: mode: "single" (this process) or "processes"; controllers, leaders, followers, consumers: numbers of nodes,
+    default 1, 1, 2 and 0; dir: data directory, kept by `down`, default a temporary one; config: settings by dotted key,
+    each for all nodes that know the key; tls: TLS on all listeners; start_timeout_s: limit for starting, in seconds.
+
+    Raises ValueError for an unknown mode. Methods raise ClusterError, `up` also InvalidConfigError.
+    """
 
     def __init__(
         self,
@@ -41,7 +48,7 @@ class LocalCluster:
         start_timeout_s: float = 60.0,
     ) -> None:
         if mode not in ("processes", "single"):
-            raise ValueError(f"mode is 'processes' or 'single', not {mode!r}")
+            raise ValueError(f"mode must be 'processes' or 'single', got {mode!r}")
         self.mode = mode
         self._tls = tls
         self._counts = Counts(controllers, leaders, followers, consumers)
@@ -52,12 +59,12 @@ class LocalCluster:
         self._backend: ProcessCluster | SingleCluster | None = None
 
     def up(self) -> Self:
-        """Start, and return when every node is ready.
+        """Start all nodes and return the cluster when every node is ready.
 
-        One controller, one leader, two followers by default; `kipmesh local up` makes three controllers.
+        Raises ClusterError if the cluster is already up or a node does not start, InvalidConfigError for a bad setting.
         """
         if self._backend is not None:
-            raise ClusterError("the cluster is up already")
+            raise ClusterError("the cluster is already up")
         self._dir = self._given_dir or Path(tempfile.mkdtemp(prefix="kipmesh-"))
         self._dir.mkdir(parents=True, exist_ok=True)
         backend: ProcessCluster | SingleCluster
@@ -75,13 +82,13 @@ class LocalCluster:
         return self
 
     def down(self) -> None:
-        """Stop every node and remove the folder, unless it was given; idempotent."""
+        """Stop all nodes and remove the data directory unless `dir` was given. Idempotent."""
         atexit.unregister(self.down)
         backend, self._backend = self._backend, None
         try:
             if isinstance(backend, ProcessCluster):
                 try:
-                    if (backend.folder / "cluster.json").exists():
+                    if (backend.directory / "cluster.json").exists():
                         backend.down()
                 finally:
                     backend.close()
@@ -103,27 +110,27 @@ class LocalCluster:
     @property
     def _running(self) -> ProcessCluster | SingleCluster:
         if self._backend is None:
-            raise ClusterError("the cluster is not up")
+            raise ClusterError("the cluster is not up: call up() first")
         return self._backend
 
     @property
     def state(self) -> ClusterState:
-        """Everything that is known of the nodes."""
+        """Cluster id, configuration and nodes."""
         return self._running.state()
 
     @property
     def bootstrap(self) -> str:
-        """`host:port` of the brokers, separated by commas."""
+        """Bootstrap addresses for kipmesh clients: comma-separated host:port."""
         return self.state.bootstrap
 
     @property
     def kafka_bootstrap(self) -> str | None:
-        """The same for clients of Kafka's own protocol; None where no broker listens for them."""
+        """Bootstrap addresses for Kafka clients, or None if no broker has a Kafka listener."""
         return self.state.kafka_bootstrap
 
     @property
     def client_config(self) -> dict[str, str]:
-        """What clients need beside the addresses: nothing, or with `tls` the keys for it (`Producer(..., **these)`)."""
+        """Client settings for TLS, to pass as `Producer(bootstrap, **client_config)`; empty without TLS."""
         return dict(client_config(self.nodes))
 
     @property
@@ -133,24 +140,24 @@ class LocalCluster:
 
     @property
     def dir(self) -> Path:
-        """The cluster's folder."""
+        """Data directory of the cluster."""
         if self._dir is None:
-            raise ClusterError("the cluster is not up")
+            raise ClusterError("the cluster is not up: call up() first")
         return self._dir
 
     @property
     def nodes(self) -> tuple[NodeInfo, ...]:
-        """All nodes, whether they run or not."""
+        """All nodes, running or not."""
         return self.state.nodes
 
     def node(self, name: str) -> NodeInfo:
-        """The node of that name, for example `leader-1`."""
+        """Return the node of that name, for example `leader-1`. Raises ClusterError for an unknown name."""
         return self.state.node(name)
 
     def start(self, name: str) -> None:
-        """Start a node that does not run, and wait until it is ready.
+        """Start a stopped node and wait until it is ready.
 
-        A controller is not waited for while too few of them run to elect the active one.
+        Does not wait for a controller if too few controllers run to elect a leader of the quorum.
         """
         self._running.start(name)
 
@@ -159,21 +166,21 @@ class LocalCluster:
         self._running.stop(name)
 
     def kill(self, name: str) -> None:
-        """Stop a node as a crash would: SIGKILL, or without any goodbye within this process."""
+        """Stop a node like a crash: by SIGKILL, or without shutdown steps in this process."""
         self._running.kill(name)
 
     def pause(self, name: str) -> None:
-        """Hold a node's process (mode="processes" only)."""
+        """Pause a node's process (SIGSTOP). Raises ClusterError in mode="single"."""
         self._processes("pause").pause(name)
 
     def resume(self, name: str) -> None:
-        """Let a held process go on (mode="processes" only)."""
+        """Resume a paused process (SIGCONT). Raises ClusterError in mode="single"."""
         self._processes("resume").resume(name)
 
-    def _processes(self, what: str) -> ProcessCluster:
+    def _processes(self, method: str) -> ProcessCluster:
         backend = self._running
         if not isinstance(backend, ProcessCluster):
-            raise ClusterError(f'{what} needs mode="processes"')
+            raise ClusterError(f'{method} needs mode="processes"')
         return backend
 
 

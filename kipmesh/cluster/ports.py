@@ -1,8 +1,7 @@
-"""Free TCP ports for nodes.
+"""Chooses free TCP ports for nodes.
 
-They are taken below the range that the system gives to outgoing connections: a node that is restarted finds its
-port free, whatever connections its neighbours opened meanwhile. Between the choice and the node's own `listen` seconds
-may pass, in which another cluster chooses: who holds its ports (`Held`) loses none to it.
+Ports are below the system's range for outgoing connections, so a connection cannot take the port of a stopped node. A
+`PortReservation` keeps other clusters from choosing the same ports before the nodes listen on them.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ HOST = "127.0.0.1"
 FIRST = 10_240
 LAST_BY_DEFAULT = 32_767
 ATTEMPTS_MAX = 2000
-CAN_HOLD = sys.platform.startswith("linux")
-"""Elsewhere no server can listen on a port that another socket is bound to, listening or not."""
+CAN_RESERVE = sys.platform.startswith("linux")
+"""Only Linux lets a server listen on a port to which another socket is bound without listening."""
 
 
 def is_free(port: int) -> bool:
-    """Whether a server can listen on the port now."""
+    """Return whether a server can listen on the port."""
     with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
-        # As servers do it: a port whose old connections still linger is free.
+        # Servers set it too: a port with connections in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -38,19 +37,19 @@ def is_free(port: int) -> bool:
 
 
 def choose(number: int, taken: Collection[int] = ()) -> list[int]:
-    """`number` ports that are free now, none of them in `taken`; raises ClusterError."""
-    with closing(Held()) as held:
-        return held.choose(number, taken)
+    """Return `number` free ports that are not in `taken`, without reserving them. Raises ClusterError."""
+    with closing(PortReservation()) as reservation:
+        return reservation.choose(number, taken)
 
 
-class Held:
-    """Ports that servers of ours can listen on, and that nobody else chooses before `close`."""
+class PortReservation:
+    """Ports reserved for this cluster's servers: no other reservation chooses them until `close`."""
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
 
     def choose(self, number: int, taken: Collection[int] = ()) -> list[int]:
-        """`number` more ports that nobody has or holds, none of them in `taken`; raises ClusterError."""
+        """Reserve and return `number` more free ports not in `taken`. Raises ClusterError if too few are free."""
         source = random.SystemRandom()
         last = _last_port()
         chosen: list[int] = []
@@ -58,30 +57,30 @@ class Held:
             if len(chosen) == number:
                 break
             port = source.randint(FIRST, last)
-            if port not in chosen and port not in taken and self._hold(port):
+            if port not in chosen and port not in taken and self._reserve(port):
                 chosen.append(port)
         if len(chosen) < number:
-            raise ClusterError(f"found no {number} free ports between {FIRST} and {last}")
+            raise ClusterError(f"found only {len(chosen)} of {number} free ports between {FIRST} and {last}: free some")
         return chosen
 
     def close(self) -> None:
-        """Hold none any more; idempotent."""
+        """Release all ports. Idempotent."""
         while self._sockets:
             self._sockets.pop().close()
 
-    def _hold(self, port: int) -> bool:
-        """Bind a socket that never listens: who connects is refused. Whether the port was free for it."""
-        held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    def _reserve(self, port: int) -> bool:
+        """Bind a socket that never listens, and return whether the port was free. Connections are refused meanwhile."""
+        bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
-            held.bind((HOST, port))  # without SO_REUSEADDR: not beside a socket that somebody else holds
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # from now on a server may, which has it too
+            bound.bind((HOST, port))  # fails beside any other socket, because SO_REUSEADDR is not set yet
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # lets a server with SO_REUSEADDR listen
         except OSError:
-            held.close()
+            bound.close()
             return False
-        if CAN_HOLD:
-            self._sockets.append(held)
+        if CAN_RESERVE:
+            self._sockets.append(bound)
         else:
-            held.close()
+            bound.close()
         return True
 
 
@@ -94,5 +93,5 @@ def _last_port() -> int:
 
 
 def port_of(address: str) -> int:
-    """The port of `host:port`."""
+    """Return the port of a `host:port` address."""
     return int(address.rpartition(":")[2])

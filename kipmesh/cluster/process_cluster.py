@@ -1,12 +1,12 @@
-"""A local cluster of real processes: what `kipmesh local` and `LocalCluster(mode="processes")` do.
+"""A local cluster of processes: `kipmesh local` and `LocalCluster(mode="processes")`.
 
-One folder a node: `node.properties`, `data/`, `node.log`. Rules:
-- Every command holds `.lock` of the cluster's folder, so two of them never work on one folder at the same time.
-- `up` starts what is not running, keeps ports across restarts (new ones when taken) and returns when all are ready.
-  A node that dies on the way is an error with its last log lines, and what this `up` started is stopped again.
-- No process runs that cluster.json does not name: one that is started waits at a gate until it is written down, and
-  ends there if its starter is gone. An interrupted `up` or `start` stops what it had started.
-- An owned cluster (a context manager's) gives its nodes a pipe as standard input: they stop when their owner is gone.
+Each node has a directory with `node.properties`, `data/` and `node.log`.
+- A command holds the lock file `.lock`, so that only one command works on a cluster at a time.
+- `up` starts stopped nodes on their previous ports, or new ones if these are taken, and returns when all are ready. If
+  a node exits, the error quotes its log, and the nodes that this `up` started are stopped.
+- Every running process is in cluster.json: a new process waits at a gate until it is stored there, and exits if its
+  starter dies. An interrupted `up` or `start` stops the nodes that it started.
+- Nodes of an owned cluster (a context manager) have a pipe as standard input and stop when their owner dies.
 """
 
 from __future__ import annotations
@@ -49,27 +49,27 @@ LOCK_TIMEOUT_S = 120.0
 REAP_TIMEOUT_S = 5.0
 LOG_TAIL_LINES = 15
 LOG_BYTES_MAX = 64 << 20
-"""A larger node.log becomes node.log.1 when its node starts."""
+"""Size above which node.log is renamed to node.log.1 when its node starts."""
 CONFIG_PREFIX = "KIPMESH_CONFIG_"
 GATE = ("/bin/sh", "-c", 'read -r _ || exit 1; exec "$@" </dev/null', "kipmesh-gate")
-"""Runs what follows, in the same process, after a line came in by the pipe; ends when its other end is closed."""
+"""Prefix of a command that waits for a line on standard input before it runs. It exits if the pipe is closed."""
 
 OnEvent = Callable[[str, str], None]
-"""Called with a node's name and what it is now: starting, ready, stopping, stopped."""
+"""Called with a node's name and its new state: starting, ready, stopping or stopped."""
 
 
 class NodeHook(Protocol):
-    """What somebody who tests a cluster changes in how its nodes start; called in the thread of the command."""
+    """Changes how nodes start, for fault tests. Called in the thread of the command."""
 
     def properties(self, state: ClusterState, node: NodeInfo) -> Mapping[str, str]:
-        """Configuration that goes before what the cluster itself sets, addresses included."""
+        """Return settings of a node that override those of the cluster, including addresses."""
 
     def command(self, node: NodeInfo, command: list[str]) -> list[str]:
-        """The command line to use instead of the node's."""
+        """Return the command line to run instead of `command`."""
 
 
 class NodeStatus(NamedTuple):
-    """A node and how it is: ready, starting, paused or stopped."""
+    """A node and its state: ready, not ready, paused or stopped."""
 
     node: NodeInfo
     state: str
@@ -85,11 +85,16 @@ def _ignore(_name: str, _event: str) -> None:
 
 
 class ProcessCluster:
-    """The cluster of one folder; each method is one command."""
+    """The cluster in one directory. Each public method is one command and raises ClusterError.
+
+    Args: directory: cluster.json and the nodes' directories; owned: nodes stop when this process dies; defaults: counts
+    of a new cluster; start_timeout_s, stop_timeout_s: limits until all nodes are ready, and until SIGKILL; on_event:
+    called for each change of a node's state; hook: changes how nodes start.
+    """
 
     def __init__(
         self,
-        folder: Path,
+        directory: Path,
         *,
         owned: bool = False,
         defaults: Counts = DEFAULT_COUNTS,
@@ -98,7 +103,7 @@ class ProcessCluster:
         on_event: OnEvent | None = None,
         hook: NodeHook | None = None,
     ) -> None:
-        self.folder = folder.absolute()
+        self.directory = directory.absolute()
         self._hook = hook
         self._defaults = defaults
         self._start_timeout_s = start_timeout_s
@@ -106,37 +111,38 @@ class ProcessCluster:
         self._on_event = on_event or _ignore
         self._children: list[subprocess.Popen[bytes]] = []
         self._pipe = os.pipe() if owned else None
-        self._ports = ports.Held()  # by who owns a cluster as long as it is up, else until its nodes are
+        self._ports = ports.PortReservation()  # until `close` if owned, else until the command ends
 
-    # --- what commands do
+    # --- commands
 
     def state(self) -> ClusterState:
-        """The cluster as it is written down; raises ClusterError when there is none."""
-        state = read_state(self.folder)
+        """Return the content of cluster.json. Raises ClusterError if it does not exist."""
+        state = read_state(self.directory)
         if state is None:
-            raise ClusterError(f"there is no cluster in {self.folder} (no cluster.json): start one with `local up`")
+            raise ClusterError(f"no cluster in {self.directory} (no cluster.json); start one with: kipmesh local up")
         return state
 
     def up(self, counts: Counts, config: Mapping[str, str], *, tls: bool | None = None) -> bool:
-        """Start what is not running; False when everything ran already. Nodes that run keep their configuration.
+        """Start the nodes that do not run, and return whether there were any. Running nodes keep their configuration.
 
-        `tls` is for a new cluster; None leaves it as it is.
+        `tls` applies to a new cluster; None accepts the setting of an existing one. Raises ClusterError,
+        InvalidConfigError.
         """
-        if not self.folder.exists():
+        if not self.directory.exists():
             self._check_new(counts, config, tls)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ClusterError(f"cannot make the folder {self.folder}: {error.strerror}") from None
+            raise ClusterError(f"cannot create the directory {self.directory}: {error.strerror}") from None
         with self._locked():
-            known = read_state(self.folder)
+            known = read_state(self.directory)
             running = {node.name for node in known.nodes if processes.is_alive(node)} if known is not None else set()
             if known is not None:
                 known.check_tls(tls)
             if known is not None and running:
                 known.check_unchanged(config)
             if known is not None and running and len(running) == len(known.nodes):
-                plan(known.nodes, counts, self.folder)  # refuses what it cannot become
+                plan(known.nodes, counts, self.directory)  # raises for impossible counts
                 if all(counts.of(role) in (None, _count(known, role)) for role in Role):
                     return False
             state = self._planned(known, counts, config, tls)
@@ -146,17 +152,17 @@ class ProcessCluster:
                     self._start_all(state, [node for node in state.nodes if node.name not in running])
                 except ClusterError as error:
                     if attempt == 1 and not running and "cannot listen" in str(error):
-                        continue  # somebody took a port between our look and the node's
+                        continue  # another process took a port between our check and the node's start
                     raise
                 break
             return True
 
     def down(self) -> bool:
-        """Stop everything: clients of the cluster first, controllers last; False when nothing ran."""
+        """Stop all nodes, controllers last. Return whether any node ran."""
         with self._locked():
             state = self.state()
             alive = [node for node in state.nodes if processes.is_alive(node)]
-            for node in alive:  # brokers hand over to an active controller, which may be a paused one
+            for node in alive:  # resume paused nodes: brokers need an active controller for their shutdown
                 processes.send(node.pid, node.process, signal.SIGCONT)
             self._stop_nodes([node for node in alive if node.role is not Role.CONTROLLER])
             self._stop_nodes([node for node in alive if node.role is Role.CONTROLLER])
@@ -164,15 +170,15 @@ class ProcessCluster:
             return bool(alive)
 
     def start(self, name: str, *, wait: bool = True) -> NodeStatus:
-        """Start one node that does not run, and wait until it is ready, if wanted.
+        """Start a stopped node and return its status, after it is ready if `wait`.
 
-        A controller is not waited for while too few of them run to elect one: the next one is to be started.
+        A controller only has to listen if too few controllers run to elect a leader of the quorum.
         """
         with self._locked():
             state = self.state()
             node = state.node(name)
             if processes.is_alive(node):
-                raise ClusterError(f"{name} runs already (pid {node.pid})")
+                raise ClusterError(f"{name} is already running (pid {node.pid})")
             running = {other.name for other in state.nodes if other.name != name}
             state = self._with_ports(state, running, fresh=False)
             up_to = processes.is_ready if processes.may_become_ready(state, node) else processes.is_listening
@@ -181,40 +187,40 @@ class ProcessCluster:
             return NodeStatus(started, processes.status_of(started))
 
     def kill(self, name: str) -> None:
-        """SIGKILL one node."""
+        """Kill a node (SIGKILL) and wait until it is gone."""
         self._end(name, signal.SIGKILL)
 
     def stop(self, name: str) -> None:
-        """SIGTERM one node and wait until it is gone; SIGKILL after the time limit."""
+        """Stop a node (SIGTERM) and wait until it is gone; kill it after `stop_timeout_s`."""
         self._end(name, signal.SIGTERM)
 
     def pause(self, name: str) -> None:
-        """SIGSTOP one node, and wait until it is held: it keeps its connections and answers nothing."""
+        """Pause a node (SIGSTOP) and wait until it is paused. It keeps its connections but does not respond."""
         self._signal(name, signal.SIGSTOP)
         node = self.state().node(name)
         deadline = time.monotonic() + PAUSE_TIMEOUT_S
         while processes.state_of(node.pid, node.process) is ProcessState.RUNNING:
             if time.monotonic() > deadline:
-                raise ClusterError(f"{name} still runs {PAUSE_TIMEOUT_S:g} s after it was told to pause")
+                raise ClusterError(f"{name} still runs {PAUSE_TIMEOUT_S:g} s after SIGSTOP")
             time.sleep(processes.POLL_INTERVAL_S)
 
     def resume(self, name: str) -> None:
-        """SIGCONT one node."""
+        """Resume a paused node (SIGCONT)."""
         node = self.state().node(name)
         if processes.state_of(node.pid, node.process) is ProcessState.RUNNING:
             raise ClusterError(f"{name} is not paused")
         self._signal(name, signal.SIGCONT)
 
     def status(self) -> list[NodeStatus]:
-        """How each node is; asks all at the same time."""
+        """Return the status of all nodes, which are probed in parallel."""
         nodes = self.state().nodes
         with ThreadPoolExecutor(max_workers=min(len(nodes), 16)) as pool:
             return [
-                NodeStatus(node, how) for node, how in zip(nodes, pool.map(processes.status_of, nodes), strict=True)
+                NodeStatus(node, state) for node, state in zip(nodes, pool.map(processes.status_of, nodes), strict=True)
             ]
 
     def close(self) -> None:
-        """Give up the pipe of an owned cluster: its nodes stop by themselves if they still run."""
+        """Release the ports, and close the pipe of an owned cluster, which stops its nodes. Idempotent."""
         self._ports.close()
         if self._pipe is not None:
             for end in self._pipe:
@@ -224,7 +230,7 @@ class ProcessCluster:
     # --- starting
 
     def _check_new(self, counts: Counts, config: Mapping[str, str], tls: bool | None) -> None:
-        """Raises what a new cluster would be refused for, before there is a folder."""
+        """Check the arguments of a new cluster before it has a directory. Raises ClusterError, InvalidConfigError."""
         state = self._planned(None, counts, config, tls)
         addresses = (f"{ports.HOST}:{number}" for number in range(1, 3 * len(state.nodes) + 1))
         placed = [node.with_addresses(addresses.__next__, has_http=True) for node in state.nodes]
@@ -236,14 +242,14 @@ class ProcessCluster:
         self, known: ClusterState | None, counts: Counts, config: Mapping[str, str], tls: bool | None
     ) -> ClusterState:
         merged = {**(known.config if known is not None else {}), **config}
-        nodes = plan(known.nodes if known is not None else (), counts, self.folder, self._defaults)
+        nodes = plan(known.nodes if known is not None else (), counts, self.directory, self._defaults)
         has_tls = bool(tls) if known is None else known.has_tls
-        # A cluster's folder may have been moved since the last time.
-        nodes = tuple(node.at(self.folder, has_tls=has_tls) for node in nodes)
+        # The directory may have been moved since the last command.
+        nodes = tuple(node.at(self.directory, has_tls=has_tls) for node in nodes)
         return ClusterState(known.cluster_id if known is not None else _new_cluster_id(), merged, nodes)
 
     def _with_ports(self, state: ClusterState, running: set[str], *, fresh: bool) -> ClusterState:
-        """Every node that does not run gets ports that are free now, its old ones if possible."""
+        """Assign free ports to all stopped nodes: their previous ports if possible, new ones if `fresh`."""
         used = (one for node in state.nodes for one in (node.grpc, node.kafka, node.http))
         taken = {ports.port_of(one) for one in used if one is not None}
         others_run = any(node.name in running and processes.is_alive(node) for node in state.nodes)
@@ -256,8 +262,8 @@ class ProcessCluster:
             )
             if node.role is Role.CONTROLLER and node.grpc is not None and grpc is None and others_run:
                 raise ClusterError(
-                    f"{node.name}: {node.grpc} is in use by another program, and the running nodes know it by that "
-                    "address: free it, or take everything down and up again"
+                    f"{node.name}: another program uses {node.grpc}, the address that running nodes have for it: stop "
+                    "that program, or run `kipmesh local down` and `kipmesh local up`"
                 )
             if node.role is not Role.CONSUMER:
                 grpc = grpc or self._new_address(taken)
@@ -268,7 +274,7 @@ class ProcessCluster:
         return state
 
     def _new_address(self, taken: set[int]) -> str:
-        """One at a port that is not taken; it is then."""
+        """Return an address with a port that is not in `taken`, and add the port to it."""
         (port,) = self._ports.choose(1, taken)
         taken.add(port)
         return f"{ports.HOST}:{port}"
@@ -276,7 +282,7 @@ class ProcessCluster:
     def _start_all(
         self, state: ClusterState, nodes: Sequence[NodeInfo], is_up: Callable[[NodeInfo], bool] | None = None
     ) -> None:
-        certificates.ensure(self.folder, state.nodes)
+        certificates.ensure(self.directory, state.nodes)
         hooked = {node.name: self._hook.properties(state, node) if self._hook is not None else {} for node in nodes}
         files = {node.name: _properties_text(state, node, hooked[node.name]) for node in nodes}
         started: list[_Started] = []
@@ -286,7 +292,7 @@ class ProcessCluster:
                     one = self._spawn(node, files[node.name], gate)
                     started.append(one)
                     state = state.with_node(one.node)
-                state.write(self.folder)
+                state.write(self.directory)
                 os.write(opening, b"\n" * len(started))
             for one in started:
                 self._on_event(one.node.name, "starting")
@@ -315,7 +321,7 @@ class ProcessCluster:
             command.append("--parent-pipe")
         if self._hook is not None:
             command = self._hook.command(node, command)
-        if self._pipe is None:  # the nodes of an owned cluster end with their owner anyway
+        if self._pipe is None:  # nodes of an owned cluster stop with their owner
             command = [*GATE, *command]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(CONFIG_PREFIX)}
         with log.open("ab") as output:
@@ -339,7 +345,7 @@ class ProcessCluster:
             for one in list(waiting):
                 node = one.node
                 if not processes.is_alive(node):
-                    raise ClusterError(f"{node.name} ended while it started{_tail(one)}")
+                    raise ClusterError(f"{node.name} exited during its start{_tail(one)}")
                 if is_up(node):
                     waiting.remove(one)
                     self._on_event(node.name, "ready")
@@ -355,7 +361,7 @@ class ProcessCluster:
         for node in nodes:
             self._on_event(node.name, "stopping")
             processes.send(node.pid, node.process, signal.SIGTERM)
-            processes.send(node.pid, node.process, signal.SIGCONT)  # a paused one cannot stop
+            processes.send(node.pid, node.process, signal.SIGCONT)  # a paused process cannot handle SIGTERM
         if not processes.wait_gone([(node.pid, node.process) for node in nodes], self._stop_timeout_s):
             for node in nodes:
                 processes.send(node.pid, node.process, signal.SIGKILL)
@@ -368,7 +374,7 @@ class ProcessCluster:
             state = self.state()
             node = state.node(name)
             if not processes.is_alive(node):
-                raise ClusterError(f"{name} does not run")
+                raise ClusterError(f"{name} is not running")
             if number is signal.SIGKILL:
                 processes.send(node.pid, node.process, number)
                 processes.wait_gone([(node.pid, node.process)], KILL_TIMEOUT_S)
@@ -378,18 +384,18 @@ class ProcessCluster:
             self._write_stopped(state.with_node(processes.without_process(node)))
 
     def _write_stopped(self, state: ClusterState) -> None:
-        """Nodes are stopped also where that cannot be written, as on a full disk: a pid alone is no process."""
+        """Store the state after nodes stopped. A write error is ignored, because stale pids have no valid identity."""
         with suppress(ClusterError):
-            state.write(self.folder)
+            state.write(self.directory)
         self._reap()
 
     def _signal(self, name: str, number: signal.Signals) -> None:
         node = self.state().node(name)
         if not processes.send(node.pid, node.process, number):
-            raise ClusterError(f"{name} does not run")
+            raise ClusterError(f"{name} is not running")
 
     def _reap(self) -> None:
-        """Collect the exit codes of children that ended."""
+        """Wait for children that exited, so that they do not remain zombies."""
         for child in self._children:
             if processes.identity(child.pid) is None:
                 with suppress(subprocess.TimeoutExpired):
@@ -397,28 +403,30 @@ class ProcessCluster:
         self._children = [child for child in self._children if child.returncode is None]
 
     def detach(self) -> None:
-        """Forget the children: they run on after this process."""
+        """Forget the child processes, which keep running after this process."""
         for child in self._children:
-            child.returncode = 0  # what Popen's finalizer would warn of
+            child.returncode = 0  # avoids the warning of Popen's finalizer
         self._children = []
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        if not self.folder.is_dir():
-            what = "is not a folder" if self.folder.exists() else "does not exist"
-            raise ClusterError(f"the folder of the cluster, {self.folder}, {what}")
+        if not self.directory.is_dir():
+            problem = "is not a directory" if self.directory.exists() else "does not exist"
+            raise ClusterError(f"cluster directory {self.directory} {problem}; start a cluster with: kipmesh local up")
         deadline = time.monotonic() + LOCK_TIMEOUT_S
         try:
-            handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+            handle = os.open(self.directory / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise ClusterError(f"cannot write in the folder {self.folder}: {error.strerror}") from None
+            raise ClusterError(f"cannot write to the directory {self.directory}: {error.strerror}") from None
         try:
             while True:
                 with suppress(BlockingIOError):
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 if time.monotonic() > deadline:
-                    raise ClusterError(f"another command has been at work in {self.folder} for {LOCK_TIMEOUT_S:g} s")
+                    raise ClusterError(
+                        f"another command has locked {self.directory} for {LOCK_TIMEOUT_S:g} s: wait for it or stop it"
+                    )
                 time.sleep(processes.POLL_INTERVAL_S)
             yield
         finally:
@@ -429,7 +437,7 @@ class ProcessCluster:
 
 def _properties_text(state: ClusterState, node: NodeInfo, hooked: Mapping[str, str]) -> str:
     if state.config:
-        from kipmesh.cluster import settings  # pydantic: only when there is something to check
+        from kipmesh.cluster import settings  # imports pydantic, so only if needed
 
         settings.check_keys(state.config)
         settings.parsed(state, node)
@@ -441,7 +449,7 @@ def _properties_text(state: ClusterState, node: NodeInfo, hooked: Mapping[str, s
 
 
 def _new_cluster_id() -> str:
-    """As Kafka's: 16 random bytes in URL-safe base 64, without a leading dash."""
+    """Return a random cluster id in Kafka's form: 16 bytes in URL-safe base64, without a leading dash."""
     while True:
         text = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
         if not text.startswith("-"):
@@ -454,7 +462,7 @@ def _count(state: ClusterState, role: Role) -> int:
 
 @contextmanager
 def _gate() -> Iterator[tuple[int, int]]:
-    """The two ends of a pipe that started processes wait at."""
+    """Yield the read and write ends of the pipe on which started processes wait."""
     ends = os.pipe()
     try:
         yield ends
@@ -468,4 +476,4 @@ def _tail(started: _Started) -> str:
     lines = processes.log_tail(log, started.log_offset, lines=LOG_TAIL_LINES)
     if not lines:
         return f" ({log} is empty)"
-    return f"; the end of {log}:\n" + "\n".join(f"  {line}" for line in lines)
+    return f"; last lines of {log}:\n" + "\n".join(f"  {line}" for line in lines)

@@ -1,7 +1,7 @@
-"""Processes of nodes: telling them from strangers, signals, waiting, and asking their probes.
+"""Processes of nodes: identity, signals, waiting, and HTTP probes.
 
-A pid alone is not a process: the number is given to others later. `identity` adds when the process began, and every
-signal checks it first. A zombie counts as gone, once its last thread has ended and given back files and ports.
+The system reuses pids. `identity` therefore adds the start time of a process, and every signal checks it first. A
+zombie counts as gone when its last thread has ended, because only then its files and ports are free.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PROBE_TIMEOUT_S = 5.0
 
 
 class ProcessState(StrEnum):
-    """What a process does, as far as its node is concerned."""
+    """State of a node's process."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -49,12 +49,12 @@ def _stat(pid: int) -> _Stat | None:
         return None if Path("/proc/self/stat").exists() else _stat_by_ps(pid)
     except OSError:
         return None
-    fields = text.rpartition(")")[2].split()  # the name before it may hold spaces and brackets
+    fields = text.rpartition(")")[2].split()  # the command name may contain spaces and brackets
     return _Stat(fields[0], fields[19], int(fields[17]))
 
 
 def _stat_by_ps(pid: int) -> _Stat | None:
-    """Where there is no /proc (macOS)."""
+    """Like `_stat`, for systems without /proc (macOS)."""
     result = subprocess.run(  # noqa: S603 - fixed arguments
         ["/bin/ps", "-o", "state=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
     )
@@ -69,13 +69,13 @@ def _boot_id() -> str:
 
 
 def identity(pid: int) -> str | None:
-    """What tells this process from a later one with its pid; None when it is gone."""
+    """Return a text that identifies the process even if its pid is reused; None if it is gone."""
     stat = _stat(pid)
     return None if stat is None or stat.is_gone else f"{_boot_id()}:{stat.started}"
 
 
 def state_of(pid: int | None, process: str | None) -> ProcessState:
-    """What the process is doing."""
+    """Return the state of a process; GONE if its identity is not `process`."""
     if pid is None or process is None or identity(pid) != process:
         return ProcessState.GONE
     stat = _stat(pid)
@@ -85,7 +85,7 @@ def state_of(pid: int | None, process: str | None) -> ProcessState:
 
 
 def send(pid: int | None, process: str | None, number: signal.Signals) -> bool:
-    """Signal exactly that process; False when it is gone."""
+    """Send a signal if the process with this pid has the identity `process`. Return whether it was sent."""
     if pid is None or state_of(pid, process) is ProcessState.GONE:
         return False
     with suppress(ProcessLookupError):
@@ -103,7 +103,7 @@ def send(pid: int | None, process: str | None, number: signal.Signals) -> bool:
 
 
 def wait_gone(wanted: Iterable[tuple[int | None, str | None]], timeout_s: float) -> bool:
-    """Whether all of them are gone within the time."""
+    """Wait until all processes (pid, identity) are gone. Return False after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     left = list(wanted)
     while left := [one for one in left if state_of(*one) is not ProcessState.GONE]:
@@ -114,7 +114,7 @@ def wait_gone(wanted: Iterable[tuple[int | None, str | None]], timeout_s: float)
 
 
 def probe(address: str, path: str, *, certs: str | None = None) -> int | None:
-    """The status that a node's HTTP answers with, None when it does not answer; with `certs`, by TLS."""
+    """Return the HTTP status of a GET request, or None without a response. Uses TLS if `certs` names a directory."""
     host, _, port = address.rpartition(":")
     try:
         with _connected(host, int(port), certs) as connection:
@@ -140,7 +140,7 @@ def _connected(host: str, port: int, certs: str | None) -> socket.socket:
 
 
 def listens(address: str) -> bool:
-    """Whether somebody accepts connections at `host:port`."""
+    """Return whether `host:port` accepts connections."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=_PROBE_TIMEOUT_S):
@@ -150,7 +150,7 @@ def listens(address: str) -> bool:
 
 
 def log_tail(file: Path, offset: int, *, lines: int) -> list[str]:
-    """The last lines of what was written to a log after `offset`."""
+    """Return the last lines that were written to a log after `offset` (bytes); [] if it cannot be read."""
     bytes_max = 64 << 10
     try:
         with file.open("rb") as stream:
@@ -165,27 +165,27 @@ def log_tail(file: Path, offset: int, *, lines: int) -> list[str]:
 
 
 def is_alive(node: NodeInfo) -> bool:
-    """Whether its process is there, paused or not."""
+    """Return whether a node's process exists, paused or not."""
     return state_of(node.pid, node.process) is not ProcessState.GONE
 
 
 def is_ready(node: NodeInfo) -> bool:
-    """Whether it says so."""
+    """Return whether a node's `/readyz` responds with 200."""
     return node.http is not None and probe(node.http, "/readyz", certs=node.certs) == 200
 
 
 def is_listening(node: NodeInfo) -> bool:
-    """Whether somebody accepts connections where it should."""
+    """Return whether a node's gRPC listener accepts connections."""
     return node.grpc is not None and listens(node.grpc)
 
 
 def without_process(node: NodeInfo) -> NodeInfo:
-    """The node after it was ended; one that survived even SIGKILL so far stays written down."""
+    """Return the node without pid and identity. A process that is still alive keeps them."""
     return node if is_alive(node) else replace(node, pid=None, process=None)
 
 
 def may_become_ready(state: ClusterState, node: NodeInfo) -> bool:
-    """Whether a node that is started alone needs no other for that; of controllers a majority is needed."""
+    """Return whether a node can become ready once started. A controller needs a majority of controllers running."""
     if node.role is not Role.CONTROLLER:
         return True
     running = sum(
@@ -197,7 +197,7 @@ def may_become_ready(state: ClusterState, node: NodeInfo) -> bool:
 
 
 def status_of(node: NodeInfo) -> str:
-    """In one word or two."""
+    """Return "stopped", "paused", "ready" or "not ready"."""
     match state_of(node.pid, node.process):
         case ProcessState.GONE:
             return "stopped"

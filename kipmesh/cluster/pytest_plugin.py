@@ -1,11 +1,11 @@
-"""Fixtures for the tests of other projects; pytest finds them by itself where kipmesh is installed.
+"""pytest fixtures for projects that use kipmesh. pytest loads this plugin wherever kipmesh is installed.
 
-- `kipmesh_cluster`: one cluster for the whole session (each xdist worker has its own), within the test process;
-- `kipmesh_bootstrap`: its brokers' addresses;
-- `kipmesh_topic_prefix`: a prefix that no other test has, from the test's name;
-- `kipmesh_topic`: a function that makes a topic under the prefix and returns its name.
+- `kipmesh_cluster`: a cluster in the test process, one per session (and per xdist worker)
+- `kipmesh_bootstrap`: the bootstrap addresses of its brokers
+- `kipmesh_topic_prefix`: a topic name prefix that is unique to the test
+- `kipmesh_topic`: a function that creates a topic with that prefix and returns its name
 
-Nothing heavy is imported before a test asks for a fixture.
+The plugin imports clients and servers only when a test uses a fixture.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ if TYPE_CHECKING:
     from kipmesh.cluster import LocalCluster
 
 NAME_MAX = 180
-"""Of a topic name's 249 characters; the rest is for the test's own part."""
+"""Maximum length of the test's name in the prefix. Topic names have at most 249 characters."""
 
 _OPTION = "kipmesh_config"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The setting `kipmesh_config`: `key=value` lines for the nodes of the session's cluster."""
-    parser.addini(_OPTION, "key=value lines for the nodes of the kipmesh_cluster fixture", type="linelist", default=[])
+    """Register the ini option `kipmesh_config`: `key=value` lines with settings of the cluster's nodes."""
+    parser.addini(
+        _OPTION, "key=value lines with settings of the kipmesh_cluster fixture's nodes", type="linelist", default=[]
+    )
 
 
 @pytest.fixture(scope="session")
 def kipmesh_cluster(pytestconfig: pytest.Config) -> Iterator[LocalCluster]:
-    """A cluster of one controller and three brokers in this process."""
+    """Start a cluster of one controller and three brokers in this process for the session."""
     from kipmesh.cluster import LocalCluster
 
     pairs = (line.partition("=") for line in pytestconfig.getini(_OPTION))
@@ -43,7 +45,7 @@ def kipmesh_cluster(pytestconfig: pytest.Config) -> Iterator[LocalCluster]:
 
 @pytest.fixture(scope="session")
 def kipmesh_bootstrap(kipmesh_cluster: LocalCluster) -> str:
-    """`host:port` of the brokers, separated by commas."""
+    """Return the bootstrap addresses of `kipmesh_cluster`: comma-separated host:port."""
     return kipmesh_cluster.bootstrap
 
 
@@ -54,14 +56,17 @@ def _kipmesh_test_numbers() -> Iterator[int]:
 
 @pytest.fixture
 def kipmesh_topic_prefix(request: pytest.FixtureRequest, _kipmesh_test_numbers: Iterator[int]) -> str:
-    """A prefix for topic names that no other test of the session has."""
+    """Return a prefix for topic names that is unique in the session and contains the test's name."""
     name = re.sub(r"[^a-zA-Z0-9_-]+", "-", request.node.name).strip("-")[:NAME_MAX]
     return f"{name}-{next(_kipmesh_test_numbers)}-"
 
 
 @pytest.fixture
 def kipmesh_topic(kipmesh_bootstrap: str, kipmesh_topic_prefix: str) -> Callable[..., str]:
-    """`kipmesh_topic("orders", partitions=3)` makes a topic and returns its full name."""
+    """Return a function that creates a topic and returns its full name: `kipmesh_topic("orders", partitions=3)`.
+
+    Other keyword arguments are topic settings, for example `retention_ms=60000`.
+    """
 
     def make(name: str = "topic", *, partitions: int = 1, replication_factor: int = -1, **configs: str) -> str:
         from kipmesh.client.sync import AdminClient

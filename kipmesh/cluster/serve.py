@@ -1,8 +1,8 @@
-"""`python -m kipmesh.cluster.serve`: a whole mesh in this one process, in the foreground; the image `kipmesh/single`.
+"""`python -m kipmesh.cluster.serve`: run a cluster in this process, in the foreground (image `kipmesh/single`).
 
-Each broker listens on two ports of all addresses, for kipmesh's clients and for Apache Kafka's, and tells both the
-addresses of `--advertise`. Where these are known only when the container runs, they come from a file that somebody
-writes: `--advertise-file`. One line says when the mesh is ready; SIGTERM ends it cleanly, with exit code 0.
+Each broker listens on two ports on all interfaces, one for kipmesh clients and one for Kafka clients, and advertises
+the host of `--advertise`. If the host is known only when the container runs, `--advertise-file` names a file to wait
+for. Prints READY_LINE when the cluster is ready. SIGTERM stops it with exit code 0.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from kipmesh.cluster.single import SingleCluster
 from kipmesh.core.errors import InvalidConfigError
 
 MESH_PORT, KAFKA_PORT = 9200, 9300
-"""Of the first broker; the others have the next ones."""
+"""Ports of the first broker; each further broker has the next port."""
 BROKERS_MAX = 9
 READY_LINE = "kipmesh: ready"
 EXIT_OK, EXIT_FAILED = 0, 1
-WAIT_S = 0.05
+POLL_INTERVAL_S = 0.05
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until SIGTERM or SIGINT; the exit code."""
+    """Run until SIGTERM or SIGINT and return the exit code. Errors are printed as one line on stderr."""
     options = _parser().parse_args(arguments)
-    ends = threading.Event()
+    stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ends.set())
+        signal.signal(number, lambda *_: stop.set())
     try:
         config = dict(_pair(text) for text in options.config)
-        advertised = _advertised(options, ends)
+        advertised = _advertised(options, stop)
         if advertised is not None:
-            _serve(options, config, advertised, ends)
+            _serve(options, config, advertised, stop)
     except (ClusterError, InvalidConfigError, OSError, ValueError) as error:
         print(f"kipmesh: {error}", file=sys.stderr, flush=True)
         return EXIT_FAILED
@@ -50,76 +50,83 @@ def _serve(
     options: argparse.Namespace,
     config: Mapping[str, str],
     advertised: Mapping[str, Sequence[str]],
-    ends: threading.Event,
+    stop: threading.Event,
 ) -> None:
-    def properties(node: NodeInfo) -> Mapping[str, str]:
-        return listeners(node, advertised)
-
-    with tempfile.TemporaryDirectory(prefix="mesh-", dir=options.dir) as folder:
-        cluster = SingleCluster(Path(folder), properties=properties)
+    with tempfile.TemporaryDirectory(prefix="mesh-", dir=options.dir) as directory:
+        cluster = SingleCluster(Path(directory), properties=lambda node: listeners(node, advertised))
         cluster.up(Counts(options.controllers, 1, options.brokers - 1, 0), config)
         try:
             print(READY_LINE, flush=True)
-            ends.wait()
+            stop.wait()
         finally:
             cluster.down()
 
 
 def listeners(node: NodeInfo, advertised: Mapping[str, Sequence[str]]) -> Mapping[str, str]:
-    """What a broker has to say of its listeners: among each other brokers use the loopback."""
+    """Return `listeners` and `advertised.listeners` of a broker; {} for a controller.
+
+    `advertised` has the keys "mesh" and "kafka", each with one host:port per broker.
+    """
     if not node.role.is_broker or node.node_id is None:
         return {}
-    place = node.node_id - 1
-    mine = {"MESH_HOST": MESH_PORT + place, "KAFKA_HOST": KAFKA_PORT + place}
-    told = {"MESH_HOST": advertised["mesh"][place], "KAFKA_HOST": advertised["kafka"][place]}
+    index = node.node_id - 1
+    ports = {"MESH_HOST": MESH_PORT + index, "KAFKA_HOST": KAFKA_PORT + index}
+    public = {"MESH_HOST": advertised["mesh"][index], "KAFKA_HOST": advertised["kafka"][index]}
     return {
-        "listeners": ",".join([f"MESH://{node.grpc}", *(f"{name}://0.0.0.0:{port}" for name, port in mine.items())]),
-        "advertised.listeners": ",".join(f"{name}://{address}" for name, address in told.items()),
+        "listeners": ",".join([f"MESH://{node.grpc}", *(f"{name}://0.0.0.0:{port}" for name, port in ports.items())]),
+        "advertised.listeners": ",".join(f"{name}://{address}" for name, address in public.items()),
     }
 
 
-def _advertised(options: argparse.Namespace, ends: threading.Event) -> Mapping[str, Sequence[str]] | None:
-    """`{"mesh": [HOST:PORT, ...], "kafka": [...]}`, an address for each broker; None when it is to end before."""
+def _advertised(options: argparse.Namespace, stop: threading.Event) -> Mapping[str, Sequence[str]] | None:
+    """Return `{"mesh": [HOST:PORT, ...], "kafka": [...]}`, one address per broker; None if stopped before."""
     if options.advertise_file is None:
         host = options.advertise
         return {
-            "mesh": [f"{host}:{MESH_PORT + place}" for place in range(options.brokers)],
-            "kafka": [f"{host}:{KAFKA_PORT + place}" for place in range(options.brokers)],
+            "mesh": [f"{host}:{MESH_PORT + index}" for index in range(options.brokers)],
+            "kafka": [f"{host}:{KAFKA_PORT + index}" for index in range(options.brokers)],
         }
-    while not ends.wait(WAIT_S):
+    while not stop.wait(POLL_INTERVAL_S):
         try:
-            said = json.loads(options.advertise_file.read_text())
-        except (FileNotFoundError, json.JSONDecodeError):  # not there, or not whole yet
-            time.sleep(WAIT_S)
+            addresses: Mapping[str, Sequence[str]] = json.loads(options.advertise_file.read_text())
+        except (FileNotFoundError, json.JSONDecodeError):  # not written completely yet
+            time.sleep(POLL_INTERVAL_S)
             continue
-        if not isinstance(said, dict) or any(len(said.get(key, ())) != options.brokers for key in ("mesh", "kafka")):
-            raise ValueError(f"{options.advertise_file} has to name {options.brokers} addresses for mesh and for kafka")
-        return said
+        counts = [len(addresses.get(key, ())) for key in ("mesh", "kafka")] if isinstance(addresses, dict) else []
+        if counts != [options.brokers] * 2:
+            raise ValueError(
+                f"{options.advertise_file} must contain {options.brokers} addresses for mesh and for kafka"
+            )
+        return addresses
     return None
 
 
 def _pair(text: str) -> tuple[str, str]:
     key, separator, value = text.partition("=")
     if not separator:
-        raise ValueError(f"--config {text!r} is not key=value")
+        raise ValueError(f"--config must be key=value, got {text!r}")
     return key.strip(), value.strip()
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m kipmesh.cluster.serve", description="A whole mesh in one process, for tests."
+        prog="python -m kipmesh.cluster.serve", description="Run a cluster in one process, for tests."
     )
     numbers = range(1, BROKERS_MAX + 1)
     parser.add_argument("--brokers", type=int, choices=numbers, default=1, metavar=f"1-{BROKERS_MAX}")
     parser.add_argument("--controllers", type=int, choices=(1, 3, 5), default=1)
     parser.add_argument(
-        "--config", action="append", default=[], metavar="KEY=VALUE", help="of every node that knows it"
+        "--config",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting of all nodes that know the key; repeatable",
     )
-    parser.add_argument("--dir", type=Path, default=None, help="where data are while it runs")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--advertise", metavar="HOST", default="127.0.0.1", help="of the ports as they are (127.0.0.1)")
-    where.add_argument(
-        "--advertise-file", type=Path, metavar="FILE", help="JSON with lists mesh and kafka of HOST:PORT"
+    parser.add_argument("--dir", type=Path, default=None, help="directory of the temporary data")
+    advertise = parser.add_mutually_exclusive_group()
+    advertise.add_argument("--advertise", metavar="HOST", default="127.0.0.1", help="host to advertise (127.0.0.1)")
+    advertise.add_argument(
+        "--advertise-file", type=Path, metavar="FILE", help="JSON object with lists mesh and kafka of HOST:PORT"
     )
     return parser
 

@@ -1,7 +1,7 @@
-"""Which of the user's configuration keys goes to which nodes of a local cluster.
+"""Distributes the user's configuration keys to the nodes of a local cluster.
 
-A key must be known to at least one of the services, goes to all that know it, and must not be one that the local
-cluster sets itself. Values are checked before anything is started.
+A key goes to every service that knows it. A key that no service knows, or that the cluster sets (`RESERVED`), is an
+error. Values are checked before a node is started.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kipmesh.core.config.node import ConsumerServiceConfig
 from kipmesh.core.errors import InvalidConfigError
 from kipmesh.node import settings
 
-OURS = frozenset(
+RESERVED = frozenset(
     {
         "advertised.listeners",
         "bootstrap.servers",
@@ -34,7 +34,7 @@ OURS = frozenset(
 
 
 def config_type(role: Role) -> type[Config]:
-    """The configuration of a role's service."""
+    """Return the configuration class of a role's service."""
     match role:
         case Role.CONTROLLER:
             return ControllerConfig
@@ -49,11 +49,11 @@ def _keys(role: Role) -> frozenset[str]:
 
 
 def check_keys(config: Mapping[str, str]) -> None:
-    """Raise InvalidConfigError for a key that no service knows or that is not the user's to set."""
+    """Raise InvalidConfigError for a key that no service knows or that the local cluster sets."""
     known = {key for role in Role for key in _keys(role)}
     for key in config:
-        if key in OURS:
-            raise InvalidConfigError(f"configuration key {key!r} is set by the local cluster itself")
+        if key in RESERVED:
+            raise InvalidConfigError(f"configuration key {key!r} is set by the local cluster: remove it")
         if key not in known:
             near = get_close_matches(key, sorted(known), n=1)
             raise InvalidConfigError(
@@ -62,17 +62,17 @@ def check_keys(config: Mapping[str, str]) -> None:
 
 
 def for_role(config: Mapping[str, str], role: Role) -> dict[str, str]:
-    """The part of the user's configuration that a role's service knows."""
+    """Return the entries of `config` whose keys the role's service knows."""
     known = _keys(role)
     return {key: value for key, value in config.items() if key in known}
 
 
 def parsed(state: ClusterState, node: NodeInfo, over: Mapping[str, str] | None = None) -> Config:
-    """A node's whole configuration, with `over` over all else, checked; raises InvalidConfigError."""
+    """Return a node's parsed configuration; values in `over` take precedence. Raises InvalidConfigError."""
     values = properties(state, node, for_role(state.config, node.role)) | dict(over or {})
     return config_type(node.role).parse(values)
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The keys that `KIPMESH_CONFIG_*` variables set, of whichever service; raises InvalidConfigError."""
+    """Return the settings in `KIPMESH_CONFIG_*` variables. Raises InvalidConfigError for a key no service knows."""
     return settings.from_environment(environment, frozenset[str]().union(*(_keys(role) for role in Role)))

@@ -1,4 +1,4 @@
-"""Signals that ask this process to end, while it starts and stops others."""
+"""Handling of SIGINT, SIGTERM and SIGHUP in a process that starts and stops other processes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+TERMINATING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(KeyboardInterrupt):
-    """A signal asked this process to end; as Ctrl-C but for its number, which the exit code tells."""
+    """KeyboardInterrupt for another signal, whose number decides the exit code."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -31,10 +31,10 @@ def _handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], 
 
 
 @contextmanager
-def ending_as_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise `Terminated` in the main thread, so that what was begun is undone.
+def signals_as_interrupt() -> Iterator[None]:
+    """Raise `Terminated` in the main thread on SIGTERM and SIGHUP, so that the block can clean up.
 
-    A signal that is ignored (SIGHUP under nohup) stays so.
+    A signal that is ignored (SIGHUP under nohup) stays ignored.
     """
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:
@@ -46,10 +46,9 @@ def ending_as_interrupt() -> Iterator[None]:
 
 @contextmanager
 def deferred_signals() -> Iterator[None]:
-    """Signals that would end the process come after the block, also when it raises.
+    """Deliver SIGINT, SIGTERM and SIGHUP after the block, also if it raises. Does nothing outside the main thread.
 
-    Handlers are replaced instead of signals blocked: a started process inherits what is blocked, not handlers. Only the
-    main thread gets signals, in others this does nothing.
+    Replaces the handlers instead of blocking the signals, because child processes inherit blocked signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -60,7 +59,7 @@ def deferred_signals() -> Iterator[None]:
         arrived.append(number)
 
     try:
-        with _handled([one for one in ENDING if signal.getsignal(one) not in (signal.SIG_IGN, None)], note):
+        with _handled([one for one in TERMINATING if signal.getsignal(one) not in (signal.SIG_IGN, None)], note):
             yield
     finally:
         for one in dict.fromkeys(arrived):

@@ -1,8 +1,7 @@
-"""All nodes of a cluster as objects in this process: `LocalCluster(mode="single")`.
+"""Backend of `LocalCluster(mode="single")`: all nodes of a cluster as objects in this process.
 
-They run in the event loop of one background thread, listen on real ports (no HTTP, but consumers), and keep their
-files in a folder that is removed at the end. All nodes, their tasks and the folder belong to that thread; the public
-methods hand work over and wait.
+The nodes run in the event loop of one background thread and listen on real ports; only consumers have HTTP. Only that
+thread touches the nodes and their files. Public methods submit work to it and wait.
 """
 
 from __future__ import annotations
@@ -39,12 +38,13 @@ class _Node(Protocol):
 
 @dataclass(eq=False)
 class SingleCluster:
-    """Nodes in a background thread; `up` to `down`, once.
+    """Nodes in a background thread. `up` can be called once.
 
-    `properties` says what each node's configuration is beside and over the cluster's own.
+    Args: directory: data of the nodes; start_timeout_s: limit for starting nodes; properties: returns settings of a
+    node that override those of the cluster.
     """
 
-    folder: Path
+    directory: Path
     _: KW_ONLY
     start_timeout_s: float = 30.0
     properties: Callable[[NodeInfo], Mapping[str, str]] | None = None
@@ -54,34 +54,40 @@ class SingleCluster:
         self._state: ClusterState | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._ports = ports.Held()  # as long as the cluster is up: a node that was stopped finds its own again
+        self._ports = ports.PortReservation()  # until `down`, so that a stopped node can restart on its port
 
     def state(self) -> ClusterState:
-        """Which nodes there are; raises ClusterError before `up`."""
+        """Return the cluster's nodes and configuration. Raises ClusterError before `up`."""
         if self._state is None:
-            raise ClusterError("the cluster was not started")
+            raise ClusterError("the cluster is not started: call up() first")
         return self._state
 
     def is_running(self, name: str) -> bool:
-        """Whether that node runs."""
+        """Return whether a node runs. Raises ClusterError for an unknown name."""
         return self.state().node(name).name in self._nodes
 
     def node_object(self, name: str) -> Any:
-        """The node itself, to be used from its own event loop only (tests look into it)."""
+        """Return the node object, for tests. It may only be used in the event loop of the cluster's thread.
+
+        Raises ClusterError if the node is unknown or does not run.
+        """
         try:
             return self._nodes[self.state().node(name).name]
         except KeyError:
-            raise ClusterError(f"{name} does not run") from None
+            raise ClusterError(f"{name} is not running") from None
 
     def up(self, counts: Counts, config: Mapping[str, str], *, tls: bool | None = None) -> None:
-        """Start all nodes and return when they are ready; raises what a node's start raised."""
+        """Start all nodes and return when they are ready.
+
+        Raises ClusterError, InvalidConfigError, or the error of a node that failed to start.
+        """
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         from kipmesh.cluster import settings
         from kipmesh.node.logging import configure_library
 
         configure_library()
         settings.check_keys(config)
-        nodes = plan((), counts, self.folder)
+        nodes = plan((), counts, self.directory)
         try:
             self._state = self._placed(nodes, config, has_tls=bool(tls))
             self._start_thread()
@@ -91,22 +97,22 @@ class SingleCluster:
             raise
 
     def _placed(self, nodes: Sequence[NodeInfo], config: Mapping[str, str], *, has_tls: bool) -> ClusterState:
-        """The nodes with ports, folders and certificates."""
+        """Assign ports and directories to the nodes and create their certificates."""
         addresses = (f"{ports.HOST}:{port}" for port in self._ports.choose(3 * len(nodes)))
         placed = [
             replace(
-                node.at(self.folder, has_tls=has_tls).with_addresses(
+                node.at(self.directory, has_tls=has_tls).with_addresses(
                     addresses.__next__, has_http=node.role is Role.CONSUMER
                 ),
                 log=None,
             )
             for node in nodes
         ]
-        certificates.ensure(self.folder, placed)
+        certificates.ensure(self.directory, placed)
         return ClusterState("single-" + os.urandom(8).hex(), dict(config), tuple(placed))
 
     def down(self) -> None:
-        """Stop all nodes and the thread; idempotent."""
+        """Stop all nodes and the thread. Idempotent."""
         loop, thread = self._loop, self._thread
         try:
             if loop is not None:
@@ -119,30 +125,30 @@ class SingleCluster:
             self._ports.close()
 
     def start(self, name: str) -> None:
-        """Start a node that was stopped or killed, on its data and its port, and wait until it is ready.
+        """Restart a node with its data and ports, and wait until it is ready. Raises ClusterError.
 
-        A controller is not waited for while too few of them run to elect one: the next one is to be started.
+        Does not wait for a controller if too few controllers run to elect a leader of the quorum.
         """
         node = self.state().node(name)
         if name in self._nodes:
-            raise ClusterError(f"{name} runs already")
+            raise ClusterError(f"{name} is already running")
         running = 1 + sum(other.startswith(Role.CONTROLLER) for other in self._nodes)
-        may_wait = node.role is not Role.CONTROLLER or has_majority(self.state().nodes, running)
-        self._call(self._start_nodes((node,), until_ready=may_wait))
+        can_be_ready = node.role is not Role.CONTROLLER or has_majority(self.state().nodes, running)
+        self._call(self._start_nodes((node,), until_ready=can_be_ready))
 
     def stop(self, name: str) -> None:
-        """Stop a node cleanly."""
+        """Stop a node cleanly. Raises ClusterError if it does not run."""
         self.node_object(name)
         self._call(self._nodes.pop(name).stop())
 
     def kill(self, name: str) -> None:
-        """Stop a node abruptly: its files are left as a crash would leave them."""
+        """Stop a node like a crash, without flushing its files. Raises ClusterError if it does not run."""
         self.node_object(name)
         node = self._nodes.pop(name)
         abort = getattr(node, "abort", None)
         self._call(abort() if abort is not None else node.stop())
 
-    # --- within the thread
+    # --- in the thread of the nodes
 
     async def _start_nodes(self, nodes: tuple[NodeInfo, ...], *, until_ready: bool = True) -> None:
         for node in nodes:
@@ -161,7 +167,7 @@ class SingleCluster:
                 with suppress(Exception):
                     await self._nodes.pop(node.name).stop()
             if isinstance(error, TimeoutError):
-                raise ClusterError(f"not ready after {self.start_timeout_s:g} s") from None
+                raise ClusterError(f"nodes not ready after {self.start_timeout_s:g} s") from None
             raise
 
     async def _until_ready(self, nodes: tuple[NodeInfo, ...]) -> None:
@@ -197,11 +203,11 @@ class SingleCluster:
 
                 return BrokerNode(config, is_leader_role=node.role is Role.LEADER)
             case Role.CONSUMER:
-                # A service lies above this package: it is looked up by name, as a process would be started.
+                # Services may not be imported from here; import by name, as `python -m` does.
                 service = importlib.import_module(f"{node.role.module}.node")
                 return cast("_Node", service.ConsumerNode(config))
 
-    # --- between the threads
+    # --- in the thread of the caller
 
     def _start_thread(self) -> None:
         loop = asyncio.new_event_loop()
@@ -218,10 +224,10 @@ class SingleCluster:
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         if self._loop is None:
             work.close()
-            raise ClusterError("the cluster was not started, or is down")
+            raise ClusterError("the cluster is not running: call up() first")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(CALL_TIMEOUT_S)
         except concurrent.futures.TimeoutError:
             future.cancel()
-            raise ClusterError(f"the cluster did not answer within {CALL_TIMEOUT_S:g} s") from None
+            raise ClusterError(f"the cluster did not respond within {CALL_TIMEOUT_S:g} s") from None

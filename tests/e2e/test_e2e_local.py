@@ -82,7 +82,7 @@ def test_a_second_up_is_the_same_cluster_and_may_grow(mesh: Mesh) -> None:
     refused = mesh.run("local", "up", "--followers", "2", "--config", "log.level=debug", check=False)
     assert refused.returncode == 1
     assert refused.stderr == (
-        "kipmesh: nodes run with another log.level (not set): take the cluster down, and up again with --config\n"
+        "kipmesh: running nodes use another log.level (not set): run `kipmesh local down`, then up with --config\n"
     )
     assert mesh.description == second
 
@@ -92,12 +92,12 @@ def test_kill_start_pause_and_resume_act_on_one_node(mesh: Mesh) -> None:
     pid = mesh.node("leader-1")["pid"]
     mesh.local("kill", "leader-1")
     assert mesh.alive() == ["controller-1"]
-    assert mesh.run("local", "kill", "leader-1", check=False).stderr == "kipmesh: leader-1 does not run\n"
+    assert mesh.run("local", "kill", "leader-1", check=False).stderr == "kipmesh: leader-1 is not running\n"
     mesh.local("start", "leader-1")
     assert mesh.node("leader-1")["pid"] != pid
     again = mesh.run("local", "start", "leader-1", check=False)
     assert again.returncode == 1
-    assert "runs already" in again.stderr
+    assert "already running" in again.stderr
     mesh.local("pause", "leader-1")
     assert "paused" in mesh.run("local", "status", check=False).stdout
     mesh.local("resume", "leader-1")
@@ -105,7 +105,7 @@ def test_kill_start_pause_and_resume_act_on_one_node(mesh: Mesh) -> None:
     assert (again.returncode, again.stderr) == (1, "kipmesh: leader-1 is not paused\n")
     wait_for(lambda: mesh.run("local", "status", check=False).returncode == 0, "resumed node", interval_s=0.2)
     wrong = mesh.run("local", "kill", "leader-9", check=False)
-    assert wrong.stderr == "kipmesh: there is no node 'leader-9'; there are controller-1, leader-1\n"
+    assert wrong.stderr == "kipmesh: unknown node 'leader-9'; the nodes are controller-1, leader-1\n"
 
 
 def test_controllers_are_nodes_like_others(mesh: Mesh) -> None:
@@ -207,7 +207,7 @@ def test_an_interrupted_up_says_so_in_one_line_and_leaves_nothing(
     starting = _interrupt(mesh, place, number, "local", "up", *SMALL)
     _, errors = starting.communicate(timeout=100)
     assert starting.returncode == code, errors
-    assert errors == "kipmesh: interrupted; what this command had started is stopped\n"
+    assert errors == "kipmesh: interrupted; the nodes that this command had started are stopped\n"
     assert mesh.alive() == []
     assert nodes_of(mesh.folder) == []
 
@@ -267,7 +267,7 @@ def test_a_node_that_cannot_start_stops_everything_and_says_why(mesh: Mesh) -> N
     file.write_text(re.sub("cluster.id=.*", "cluster.id=another-cluster", text))
     done = mesh.run("local", "up", check=False)
     assert done.returncode == 1
-    assert "leader-1 ended while it started" in done.stderr
+    assert "leader-1 exited during its start" in done.stderr
     last = done.stderr.splitlines()[-1]
     assert "kipmesh_leader: cannot start:" in last
     assert "another-cluster" in last
@@ -312,7 +312,7 @@ def test_context_manager_removes_its_nodes_and_its_directory(tmp_path: Path) -> 
         assert "paused" in mesh.run("local", "status", check=False).stdout
         cluster.resume("leader-1")
         cluster.stop("follower-1")
-        with pytest.raises(ClusterError, match="follower-1 does not run"):
+        with pytest.raises(ClusterError, match="follower-1 is not running"):
             cluster.stop("follower-1")
         pids = [(node.pid, node.process) for node in cluster.nodes]
     assert not folder.exists()

@@ -61,9 +61,9 @@ def test_what_is_good_is_kept_if_wanted(monkeypatch: pytest.MonkeyPatch, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["authority"], "'authority' cannot be the name"),
-        (["../x"], "cannot be the name"),
-        (["a", "--san", "two words"], "'two words' is neither a DNS name, nor an address, nor a URI"),
+        (["authority"], "'authority' cannot name a certificate"),
+        (["../x"], "cannot name a certificate"),
+        (["a", "--san", "two words"], "'two words' is neither a DNS name, nor an IP address, nor a URI"),
     ],
 )
 def test_bad_names_are_one_line(
@@ -151,4 +151,4 @@ def test_a_target_without_folders_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert install(monkeypatch, str(tmp_path), str(tmp_path)) == 1
-    assert "has no folder" in capsys.readouterr().err
+    assert "has no directories" in capsys.readouterr().err

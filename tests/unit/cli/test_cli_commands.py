@@ -79,7 +79,7 @@ def test_usage_errors_have_exit_code_2() -> None:
         ("topic create t --replication-factor 99999999999", "2147483647"),
         ("topic alter t --partitions 99999999999", "2147483647"),
         ("topic elect t:99999999999", "99999999999 is more than 2147483647"),
-        ("topic elect --all t", "leave it out, or the names"),
+        ("topic elect --all t", "conflicts with the names of topics"),
         ("topic reassign t --replicas 0:99999999999", "99999999999 is more than 2147483647"),
         ("broker drain 99999999999", "2147483647"),
         ("broker logdirs 99999999999", "2147483647"),
@@ -88,10 +88,10 @@ def test_usage_errors_have_exit_code_2() -> None:
         ("faults inject --api Fetch --times 99999999999", "2147483647"),
         (f"group reset g --to-latest --topic t:{'9' * 5000}", "is more than 2147483647"),
         ("group reset g --topic t --to-datetime 0001-01-01", "is out of range"),
-        ("group list --state foo", "none of Empty, PreparingRebalance, CompletingRebalance, Stable, Dead"),
+        ("group list --state foo", "not one of Empty, PreparingRebalance, CompletingRebalance, Stable, Dead"),
         ("consume t --partition 0 --offset 99999999999999999999", "is more than 9223372036854775807"),
-        ("consume t --partition 0 --offset 1 --from-beginning", "not together with --from-beginning"),
-        ("consume t --from-beginning --config auto.offset.reset=latest", "leave out one of them"),
+        ("consume t --partition 0 --offset 1 --from-beginning", "conflicts with --from-beginning"),
+        ("consume t --from-beginning --config auto.offset.reset=latest", "contradicts --from-beginning"),
     ],
     ids=lambda text: text[:60],
 )
@@ -150,12 +150,13 @@ def test_without_a_cluster_it_says_what_to_give(tmp_path: Path) -> None:
     done = run_command("topic", "list", "--dir", str(tmp_path / "none"))
     assert done.returncode == 1
     assert done.stderr == (
-        f"kipmesh: which cluster? Give --bootstrap or --dir (there is no local cluster in {tmp_path / 'none'})\n"
+        f"kipmesh: no local cluster in {tmp_path / 'none'}: give --bootstrap or --dir, or start one with: "
+        "kipmesh local up\n"
     )
     for command in (["down"], ["status"], ["kill", "leader-1"]):
         done = run_command("local", *command, "--dir", str(tmp_path))
         assert done.returncode == 1
-        assert "there is no cluster in" in done.stderr
+        assert "no cluster in" in done.stderr
         assert done.stderr.count("\n") == 1
 
 
@@ -163,7 +164,7 @@ def test_nobody_at_the_address_is_one_line() -> None:
     done = run_command("produce", "t", "--bootstrap", "127.0.0.1:1", "--config", "request.timeout.ms=300", stdin="x\n")
     assert done.returncode == 1
     error, last = done.stderr.splitlines()
-    assert error.startswith("kipmesh: NETWORK_EXCEPTION: no broker answers at 127.0.0.1:1")
+    assert error.startswith("kipmesh: NETWORK_EXCEPTION: no broker responds at 127.0.0.1:1")
     assert last.startswith("0 records acknowledged")
     done = run_command("topic", "list", env=clean_environment({"KIPMESH_BOOTSTRAP": "no address"}))
     assert done.returncode == 1
@@ -185,7 +186,7 @@ def test_a_broken_cluster_file_is_one_line(tmp_path: Path, text: str) -> None:
 def test_a_folder_that_cannot_be_made_is_one_line() -> None:
     done = run_command("local", "up", "--dir", "/proc/x")
     assert done.returncode == 1
-    assert done.stderr.startswith("kipmesh: cannot make the folder /proc/x: ")
+    assert done.stderr.startswith("kipmesh: cannot create the directory /proc/x: ")
     assert done.stderr.count("\n") == 1
 
 
@@ -222,9 +223,11 @@ def test_log_dump_reports_what_is_wrong(tmp_path: Path) -> None:
     assert done.returncode == 1
     lines = done.stdout.splitlines()
     assert "error: wrong CRC" in lines[0]
-    assert "error: base offset 0 is below the offset 1 that comes next" in lines[1]
+    assert "error: base offset must be at least 1, got 0" in lines[1]
     assert lines[-1].startswith(f"position: {2 * len(batch)} error: ")
     assert run_command("log", "dump", str(tmp_path / "missing.log")).stderr.endswith("missing.log: no such file\n")
-    assert run_command("log", "dump", str(tmp_path)).stderr == f"kipmesh: {tmp_path} is a folder: name a file in it\n"
+    assert (
+        run_command("log", "dump", str(tmp_path)).stderr == f"kipmesh: {tmp_path} is a directory: name a file in it\n"
+    )
     assert run_command("log", "dump", "/dev/null").stderr == "kipmesh: /dev/null is not a regular file\n"
     assert run_command("log", "dump", write_segment(tmp_path)).stdout == ""

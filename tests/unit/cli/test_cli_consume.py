@@ -116,7 +116,7 @@ async def test_it_says_once_that_nobody_answers_and_goes_on_when_somebody_does()
             assert await first_line(process) == b"x\n"
             await cluster.brokers[1].stop()
             said = await error_line(process)
-            assert said == f"kipmesh: no broker answers at {cluster.bootstrap}; waiting\n"
+            assert said == f"kipmesh: no broker responds at {cluster.bootstrap}; waiting\n"
             await cluster.brokers[1].start()
             cluster.topics["t"].partitions[0].append(encode_batch([(None, b"y")], timestamp_ms=0))
             assert await first_line(process) == b"y\n"
@@ -149,8 +149,8 @@ async def test_it_says_at_the_end_which_partitions_have_no_leader() -> None:
 
         found = []
         for arguments, lines, said in (
-            ((), 2, "kipmesh: no leader for partitions 1, 3 of topic 't': records are missing here\n"),
-            (("--partition", "3"), 0, "kipmesh: no leader for partition 3 of topic 't': records are missing here\n"),
+            ((), 2, "kipmesh: no leader for partitions 1, 3 of topic 't': their records are missing\n"),
+            (("--partition", "3"), 0, "kipmesh: no leader for partition 3 of topic 't': their records are missing\n"),
             (("--partition", "2"), 1, ""),
             (("--max-messages", "2"), 2, ""),
         ):
@@ -161,7 +161,7 @@ async def test_it_says_at_the_end_which_partitions_have_no_leader() -> None:
 async def test_silence_is_told_once_each_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(consume_command, "LOOK_S", 0.001)
+    monkeypatch.setattr(consume_command, "CHECK_INTERVAL_S", 0.001)
     silences = iter([0, 3, 5, 6, 0, 2, 7, 8, 9])
     over = asyncio.Event()
 
@@ -173,10 +173,10 @@ async def test_silence_is_told_once_each_time(
                 over.set()
             return 0 if value is None else value
 
-    telling = asyncio.create_task(consume_command._tell_silence(Silent(), "here"))  # type: ignore[arg-type]
+    telling = asyncio.create_task(consume_command._warn_unreachable(Silent(), "here"))  # type: ignore[arg-type]
     await asyncio.wait_for(over.wait(), TIMEOUT_S)
     telling.cancel()
-    assert capsys.readouterr().err == "kipmesh: no broker answers at here; waiting\n" * 2
+    assert capsys.readouterr().err == "kipmesh: no broker responds at here; waiting\n" * 2
 
 
 async def test_how_long_nobody_has_answered() -> None:

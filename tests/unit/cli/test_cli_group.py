@@ -162,7 +162,7 @@ async def test_wrong_usage(arguments: tuple[str, ...]) -> None:
 async def test_an_empty_id_is_no_group() -> None:
     for arguments in (["describe", ""], ["reset", "", "--topic", "t", "--to-latest"], ["delete", ""]):
         done = invoked(*arguments, "--bootstrap", "127.0.0.1:1")
-        assert (done.exit_code, "a group's id is not empty" in done.output) == (2, True)
+        assert (done.exit_code, "the group id must not be empty" in done.output) == (2, True)
 
 
 async def test_help_has_examples() -> None:

@@ -116,7 +116,7 @@ def test_errors_name_the_file_and_its_line(cluster: LocalCluster, topic: str, tm
     (tmp_path / "b").write_text("{}\nnope\n{}\n")
     code, errors = produce(cluster.bootstrap, topic, tmp_path / "a", tmp_path / "b", "--format", "ndjson", stdin=b"")
     assert code == 1
-    assert errors[0].startswith("kipmesh: b: line 2: no JSON: ")
+    assert errors[0].startswith("kipmesh: b: line 2: invalid JSON: ")
     assert re.fullmatch(r"2 records acknowledged, .* a second; 2 not", errors[1])
     (tmp_path / "long").write_bytes(b"a\n" + b"x" * 2_000_000)
     code, errors = produce(cluster.bootstrap, topic, tmp_path / "a", tmp_path / "long", stdin=b"")
@@ -187,7 +187,7 @@ def test_a_record_that_is_too_large(cluster: LocalCluster, topic: str) -> None:
     config = ("--config", "max.request.size=20000")
     code, errors = produce(cluster.bootstrap, topic, *config, stdin=b"a\n" + b"x" * 19_999 + b"\nb\n")
     assert code == 1
-    assert errors[0].startswith("kipmesh: MESSAGE_TOO_LARGE: line 2: a record of ")
+    assert errors[0].startswith("kipmesh: MESSAGE_TOO_LARGE: line 2: record of ")
     assert errors[1].startswith("1 record acknowledged, ")
     assert errors[1].endswith("; 2 not")
     process = start(cluster.bootstrap, topic, *config)
@@ -238,22 +238,25 @@ def test_it_gives_up_soon_where_nobody_is() -> None:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         consuming = start(address, "t", "--timeout-ms", "1000", command="consume")
         code, errors = produce(address, "t", stdin=b"a\n")
-        assert (code, errors[0]) == (1, f"kipmesh: NETWORK_EXCEPTION: no broker answers at {address} within 5 s")
+        assert (code, errors[0]) == (1, f"kipmesh: NETWORK_EXCEPTION: no broker responded at {address} within 5 s")
         assert errors[1].startswith("0 records acknowledged, ")
         _, output = consuming.communicate(timeout=60)
     assert consuming.returncode == 1
-    assert output.decode() == f"kipmesh: NETWORK_EXCEPTION: no broker answers at {address} within 1 s\n"
+    assert output.decode() == f"kipmesh: NETWORK_EXCEPTION: no broker responded at {address} within 1 s\n"
 
 
 def test_it_says_that_it_waits_for_a_topic_that_there_is_not(cluster: LocalCluster) -> None:
-    at_once = "from kipmesh.cli import main, produce_command; produce_command.UNKNOWN_S = 0; main.main()"
+    at_once = "from kipmesh.cli import main, produce_command; produce_command.METADATA_WARNING_S = 0; main.main()"
     process = start(cluster.bootstrap, "none", "--config", "max.block.ms=600000", entry=("-c", at_once))
     try:
         assert process.stdin is not None
         assert process.stderr is not None
         process.stdin.write(b"x\n")
         process.stdin.flush()
-        assert process.stderr.readline() == b"kipmesh: no broker has told of topic 'none' yet; waiting\n"
+        assert process.stderr.readline() == (
+            b"kipmesh: no metadata of topic 'none' yet; waiting. If it does not exist, create it with: "
+            b"kipmesh topic create none --partitions 6\n"
+        )
     finally:
         process.kill()
         process.communicate()

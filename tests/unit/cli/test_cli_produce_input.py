@@ -60,13 +60,13 @@ def test_ndjson_keys(field: str, key: bytes | None) -> None:
 
 
 def test_ndjson_that_is_none() -> None:
-    assert refusal(JsonParser(None), b"{}\nnope").startswith("no JSON: ")
-    assert "no JSON: NaN is no JSON value" in refusal(JsonParser(None), b"[NaN]")
-    assert refusal(JsonParser(None), b"[" * 100_000).startswith("no JSON: ")
-    assert refusal(JsonParser(None), b'"\xff"').startswith("no JSON: ")
-    assert refusal(JsonParser("k"), b'{"K":1}') == """no object with a field 'k': '{"K":1}'"""
-    assert refusal(JsonParser("k"), b"[1]").startswith("no object with a field 'k'")
-    assert "no Unicode text" in refusal(JsonParser("k"), b'{"k":"\\ud800"}')
+    assert refusal(JsonParser(None), b"{}\nnope").startswith("invalid JSON: ")
+    assert "invalid JSON: NaN is not a JSON value" in refusal(JsonParser(None), b"[NaN]")
+    assert refusal(JsonParser(None), b"[" * 100_000).startswith("invalid JSON: ")
+    assert refusal(JsonParser(None), b'"\xff"').startswith("invalid JSON: ")
+    assert refusal(JsonParser("k"), b'{"K":1}') == """must be a JSON object with the field 'k', got '{"K":1}'"""
+    assert refusal(JsonParser("k"), b"[1]").startswith("must be a JSON object with the field 'k'")
+    assert "cannot be encoded as UTF-8" in refusal(JsonParser("k"), b'{"k":"\\ud800"}')
 
 
 def test_csv_rows_are_objects() -> None:
@@ -86,12 +86,12 @@ def test_csv_that_is_none() -> None:
     def parser() -> CsvParser:
         return CsvParser("id", ",", 100)
 
-    assert refusal(parser(), b"a,b\n") == "no column 'id': there are 'a', 'b'"
-    assert refusal(parser(), b"id,id\n") == "two columns have the name 'id'"
-    assert refusal(parser(), b"id,b\n1\n") == "fields: 1, columns: 2, in '1'"
-    assert refusal(parser(), b'id,b\n1,"open\nmore\n') == """a quote is open at the end, since '1,"open'"""
-    assert refusal(parser(), b'id,b\n1,"a"b"c"\n').startswith("no CSV: ")
-    assert refusal(parser(), b"id,b\n1,\xff\n").startswith("no UTF-8: ")
+    assert refusal(parser(), b"a,b\n") == "no column 'id'; the columns are 'a', 'b'"
+    assert refusal(parser(), b"id,id\n") == "two columns are named 'id'"
+    assert refusal(parser(), b"id,b\n1\n") == "row has 1 fields, but 2 columns: '1'"
+    assert refusal(parser(), b'id,b\n1,"open\nmore\n') == """input ends inside a quoted field of the row '1,"open'"""
+    assert refusal(parser(), b'id,b\n1,"a"b"c"\n').startswith("invalid CSV: ")
+    assert refusal(parser(), b"id,b\n1,\xff\n").startswith("invalid UTF-8: ")
     with pytest.raises(KafkaError) as caught:
         pairs(parser(), b'id,b\n1,"' + b"line\n" * 30)
     assert caught.value.code is ErrorCode.MESSAGE_TOO_LARGE
@@ -161,7 +161,7 @@ async def test_files_one_after_the_other(tmp_path: Path) -> None:
     assert inputs.label(1) == "second: "
     with pytest.raises(LineTooLongError) as caught:
         [chunk async for chunk in Inputs([str(first), str(second)]).read(1000)]
-    assert caught.value.place == 1
+    assert caught.value.input_index == 1
 
 
 async def test_a_named_pipe_is_waited_for(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from kipmesh.cli import reassignment
 from kipmesh.cli.common import AdminConnection, CommandError
 from kipmesh.cli.main import app
-from kipmesh.cli.reassignment import Deadline, moved, throttled
+from kipmesh.cli.reassignment import Deadline, throttled, wait_moved
 from kipmesh.client import AdminClient, ClusterDescription, Node, TopicPartition
 from kipmesh.client.admin.reassignments import DrainProgress, PartitionReassignment
 from kipmesh.core.errors import ErrorCode, KafkaError
@@ -133,9 +133,9 @@ def admin(monkeypatch: pytest.MonkeyPatch) -> Admin:
     return found
 
 
-GOES_ON = (
-    ". What was begun goes on in the background; the same command waits for it again, `kipmesh topic "
-    "reassign --list` shows it, and `kipmesh topic reassign --cancel` takes it back"
+CONTINUES = (
+    ". The moves continue in the background: run the same command to wait again, `kipmesh topic reassign --list` to "
+    "see them, or `kipmesh topic reassign --cancel` to cancel them"
 )
 
 
@@ -144,19 +144,19 @@ GOES_ON = (
 def test_the_time_limit_is_for_the_whole_drain(command: str) -> None:
     done = kipmesh("broker", command, "1", "--timeout", "0.2", "--throttle", "9", "--bootstrap", "127.0.0.1:1")
     assert isinstance(done.exception, CommandError)
-    said = "after 0.2 s 2 of 5 replicas of broker 1 are left to move; broker 3 is fenced and 1 wait for it"
-    assert str(done.exception) == said + GOES_ON
-    assert "the throttle stays until" in done.stderr
+    said = "timed out after 0.2 s: 2 of 5 replicas of broker 1 left to move; broker 3 is fenced and blocks 1"
+    assert str(done.exception) == said + CONTINUES
+    assert "the throttle stays; remove it with: " in done.stderr
 
 
 def test_the_time_limit_is_for_the_wait_of_a_reassignment(admin: Admin) -> None:
     plan = ("topic", "reassign", "t", "--replicas", "0:2", "--replicas", "1:3", "--replicas", "2:2")
     done = kipmesh(*plan, "--wait", "--timeout", "0.2", "--bootstrap", "127.0.0.1:1")
-    said = "after 0.2 s 2 of 3 partitions are left to move; broker 3 is fenced and 1 wait for it"
-    assert str(done.exception) == said + GOES_ON
+    said = "timed out after 0.2 s: 2 of 3 partitions left to move; broker 3 is fenced and blocks 1"
+    assert str(done.exception) == said + CONTINUES
     admin.running[TopicPartition("t", 1)] = admin.running[TopicPartition("t", 0)]
     done = kipmesh(*plan, "--wait", "--timeout", "0.2", "--bootstrap", "127.0.0.1:1")
-    assert str(done.exception) == "after 0.2 s 2 of 3 partitions are left to move" + GOES_ON
+    assert str(done.exception) == "timed out after 0.2 s: 2 of 3 partitions left to move" + CONTINUES
 
 
 def test_what_was_complete_at_once_is_not_being_moved(admin: Admin) -> None:
@@ -169,7 +169,7 @@ def test_what_was_complete_at_once_is_not_being_moved(admin: Admin) -> None:
 def test_what_is_waited_for_is_said_again_and_again(
     admin: Admin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(reassignment, "TELL_S", 0.01)
+    monkeypatch.setattr(reassignment, "REPORT_INTERVAL_S", 0.01)
 
     async def told(count: int) -> list[str]:
         lines: list[str] = []
@@ -180,19 +180,17 @@ def test_what_is_waited_for_is_said_again_and_again(
                 await asyncio.sleep(0.001)
                 lines.extend(capsys.readouterr().err.splitlines())
 
-        await moved(
+        await wait_moved(
             cast("AdminClient", admin), "replicas", lambda _, one: 1 in one.removing_replicas, work, Deadline(None)
         )
         return lines
 
-    assert set(asyncio.run(told(2))) == {
-        "kipmesh: 2 of 5 replicas are left to move; broker 3 is fenced and 1 wait for it"
-    }
+    assert set(asyncio.run(told(2))) == {"kipmesh: 2 of 5 replicas left to move; broker 3 is fenced and blocks 1"}
     del admin.running[TopicPartition("t", 1)]
-    assert set(asyncio.run(told(1))) == {"kipmesh: 2 of 5 replicas are left to move"}
+    assert set(asyncio.run(told(1))) == {"kipmesh: 2 of 5 replicas left to move"}
     admin.is_active = False
     assert set(asyncio.run(told(1))) == {
-        "kipmesh: 2 of 5 replicas are left to move; no active controller says what they wait for"
+        "kipmesh: 2 of 5 replicas left to move; no active controller responds, so the reason is unknown"
     }
 
 
@@ -215,4 +213,4 @@ def test_whoever_is_interrupted_hears_that_the_throttle_stays(
     finally:
         signal.signal(signal.SIGINT, before)
     assert getattr(ended.value, "exit_code", 128 + signal.SIGINT) == 128 + number
-    assert "the throttle stays until `kipmesh config alter broker all --delete" in capsys.readouterr().err
+    assert "the throttle stays; remove it with: kipmesh config alter broker all --delete" in capsys.readouterr().err

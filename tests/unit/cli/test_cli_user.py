@@ -56,12 +56,12 @@ async def test_what_cannot_be_done_is_said(bootstrap: str) -> None:
     async with AdminClient(bootstrap) as admin:
         await admin.set_user_scram_credential("erin", ScramMechanism.SCRAM_SHA_512, "pencil")
     for arguments, error in (
-        (("add", "erin"), "user 'erin' has SCRAM-SHA-512 already: `kipmesh user alter` changes it"),
+        (("add", "erin"), "user 'erin' already has SCRAM-SHA-512; change it with: kipmesh user alter erin"),
         (
             ("alter", "erin", "--mechanism", "SCRAM-SHA-256"),
-            "user 'erin' has no SCRAM-SHA-256: `kipmesh user add` makes it",
+            "user 'erin' has no SCRAM-SHA-256; create it with: kipmesh user add erin",
         ),
-        (("describe", "nobody"), "RESOURCE_NOT_FOUND: user 'nobody' has no credential in the metadata"),
+        (("describe", "nobody"), "RESOURCE_NOT_FOUND: user 'nobody' has no SCRAM credential"),
     ):
         assert await user(bootstrap, *arguments) == (1, "", f"kipmesh: {error}\n")
 

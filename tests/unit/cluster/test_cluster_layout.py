@@ -64,8 +64,8 @@ def test_a_later_up_adds_nodes_and_keeps_ids() -> None:
     [
         (Counts(followers=1), r"/mesh has 2 follower\(s\), not 1"),
         (Counts(controllers=3), r"/mesh has 1 controller\(s\), not 3"),
-        (Counts(followers=100), "more than the 64"),
-        (Counts(followers=10**12), "more than the 64"),
+        (Counts(followers=100), "at most 64 nodes"),
+        (Counts(followers=10**12), "at most 64 nodes"),
     ],
 )
 def test_what_a_cluster_cannot_become(counts: Counts, message: str) -> None:
@@ -90,12 +90,12 @@ def test_controllers() -> None:
         assert sum(node.role is Role.CONTROLLER for node in made) == count
         assert plan(made, Counts(), FOLDER, LOCAL_UP_COUNTS) == made
     for number in (2, 4, 6):
-        with pytest.raises(ClusterError, match=f"a cluster has 1, 3 or 5 controllers, not {number}"):
+        with pytest.raises(ClusterError, match=f"a cluster must have 1, 3 or 5 controllers, got {number}"):
             plan((), Counts(number, 1, 2, 0), FOLDER)
 
 
 def test_a_cluster_needs_brokers() -> None:
-    with pytest.raises(ClusterError, match="needs a controller and a broker"):
+    with pytest.raises(ClusterError, match="needs at least one controller and one broker"):
         plan((), Counts(1, 0, 0, 1), FOLDER)
 
 
@@ -127,7 +127,7 @@ def test_nodes_that_run_keep_their_configuration() -> None:
     state = ClusterState("id", {"log.segment.bytes": "1000", "log.level": "debug"}, ())
     state.check_unchanged({})
     state.check_unchanged({"log.level": "debug"})
-    told = r"another fetch.max.bytes \(not set\), log.level \(debug\): take the cluster down"
+    told = r"another fetch.max.bytes \(not set\), log.level \(debug\): run `kipmesh local down`"
     with pytest.raises(ClusterError, match=told):
         state.check_unchanged({"log.level": "info", "fetch.max.bytes": "1", "log.segment.bytes": "1000"})
 
@@ -154,7 +154,7 @@ def test_settings_go_to_the_nodes_that_know_them() -> None:
     ("key", "message"),
     [
         ("log.segmant.bytes", r"unknown configuration key 'log.segmant.bytes' \(did you mean 'log.segment.bytes'\?\)"),
-        ("node.id", "set by the local cluster itself"),
+        ("node.id", "is set by the local cluster: remove it"),
     ],
 )
 def test_settings_that_are_refused(key: str, message: str) -> None:
@@ -170,14 +170,18 @@ def test_ports_are_free_and_different() -> None:
     assert ports.is_free(chosen[0])
 
 
-@pytest.mark.skipif(not ports.CAN_HOLD, reason="no server could listen on a port that is held")
+@pytest.mark.skipif(not ports.CAN_RESERVE, reason="no server could listen on a port that is held")
 def test_who_holds_a_port_has_it_for_its_servers_only() -> None:
-    with closing(ports.Held()) as mine, closing(ports.Held()) as theirs, pytest.MonkeyPatch.context() as patch:
+    with (
+        closing(ports.PortReservation()) as mine,
+        closing(ports.PortReservation()) as theirs,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         (port,) = mine.choose(1)
         patch.setattr(ports, "FIRST", port)
         patch.setattr(ports, "_last_port", lambda: port)
         for others in (ports.choose, theirs.choose):
-            with pytest.raises(ClusterError, match="found no 1 free ports"):
+            with pytest.raises(ClusterError, match="found only 0 of 1 free ports"):
                 others(1)
         with closing(socket.socket()) as client:
             assert client.connect_ex((ports.HOST, port)) == errno.ECONNREFUSED
@@ -221,7 +225,7 @@ def test_the_end_of_a_log(tmp_path: Path) -> None:
 
 def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").mkdir()
-    with pytest.raises(ClusterError, match=r"cluster\.json cannot be written: "):
+    with pytest.raises(ClusterError, match=r"cannot write .*cluster\.json: "):
         state_of_two().write(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["cluster.json"]
 

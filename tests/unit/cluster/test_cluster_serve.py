@@ -70,7 +70,7 @@ def test_who_is_ended_before_waits_no_longer(tmp_path: Path) -> None:
 def test_a_file_of_other_things_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "advertised.json"
     file.write_text(text)
-    with pytest.raises(ValueError, match="has to name 2 addresses for mesh and for kafka"):
+    with pytest.raises(ValueError, match="must contain 2 addresses for mesh and for kafka"):
         serve._advertised(options(file), threading.Event())
 
 
@@ -80,7 +80,7 @@ def test_a_file_of_other_things_is_refused(tmp_path: Path, text: str) -> None:
         (["--brokers", "10"], 2, "invalid choice: 10"),
         (["--controllers", "2"], 2, "invalid choice: 2"),
         (["--advertise", "a", "--advertise-file", "b"], 2, "not allowed with argument"),
-        (["--config", "acks"], 1, "kipmesh: --config 'acks' is not key=value"),
+        (["--config", "acks"], 1, "kipmesh: --config must be key=value, got 'acks'"),
         (["--config", "num.partitions=none", "--advertise", "127.0.0.1"], 1, "configuration key 'num.partitions'"),
         (["--dir", "/nowhere/at/all"], 1, "kipmesh: "),
     ],
@@ -100,7 +100,7 @@ def test_wrong_usage_is_told_in_one_line(
 
 
 def test_it_serves_until_sigterm(tmp_path: Path) -> None:
-    held = ports.Held()  # its nodes' own ports are others
+    held = ports.PortReservation()  # its nodes' own ports are others
     mesh, kafka = held.choose(2)
     command = [sys.executable, "-c", _SCRIPT, str(mesh), str(kafka), "--dir", str(tmp_path)]
     process = subprocess.Popen([*command, "--config", "num.partitions=2"], stdout=subprocess.PIPE, text=True)
