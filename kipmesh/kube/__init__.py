@@ -1,1 +1,1 @@
-"""kipmesh on Kubernetes: what a pod does before its node starts and before it stops. Needs the extra `kubernetes`."""
+"""Commands that pods of the Helm chart run before their node starts and stops. Needs the extra `kubernetes`."""

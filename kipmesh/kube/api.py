@@ -1,15 +1,15 @@
-"""The few things that are asked of the Kubernetes API, with what they need to be allowed.
+"""Calls of the Kubernetes API, and the permissions that they need.
 
-| what                     | verb, resource                         | for                                              |
+| method                   | verb, resource                         | purpose                                          |
 | ------------------------ | -------------------------------------- | ------------------------------------------------ |
-| `node_labels`            | get nodes                              | the rack of a node                               |
-| `node_address`           | the same                               | where clients outside find a NodePort            |
-| `service_place`          | get services, the pod's own            | the same, and the port                           |
-| `replicas_wanted`        | get statefulsets, the pod's own        | whether a pod goes for good                      |
-| `read_`, `write_lease`   | get and patch leases, the release's    | one broker at a time                             |
+| `node_labels`            | get nodes                              | rack of a node                                   |
+| `node_address`           | get nodes                              | host of a NodePort                               |
+| `service_endpoint`       | get services (the pod's)               | host and port for clients outside Kubernetes     |
+| `replicas_wanted`        | get statefulsets (the pod's)           | whether a pod is being scaled down               |
+| `read_`, `write_lease`   | get and patch leases (the release's)   | stop one broker at a time                        |
 
-The rest is for `mesh`, which needs much more: see helm/kipmesh/templates/chaos.yaml. Every call is blocking, and
-limited in time.
+`release` uses the other methods; helm/kipmesh/templates/chaos.yaml grants their permissions. All calls block, with a
+time limit.
 """
 
 from __future__ import annotations
@@ -26,77 +26,79 @@ RUN_TIMEOUT_S = 120.0
 
 
 class KubeError(Exception):
-    """The API did not do what it was asked; the text is one line."""
+    """A call of the Kubernetes API failed. The message is one line."""
 
 
 class Lease(NamedTuple):
-    """Who has it (empty: nobody), for how long after each renewal, and the version that was read."""
+    """State of a Lease: its holder ("" if free), its duration after a renewal, and its resource version."""
 
     holder: str
     duration_s: int
     version: str
 
 
-class ServicePlace(NamedTuple):
-    """Where a Service with one port is reached from outside."""
+class ServiceEndpoint(NamedTuple):
+    """External endpoint of a Service with one port."""
 
     is_node_port: bool
     port: int
-    """Of every node (NodePort), or of the load balancer."""
+    """Port on every node (NodePort) or of the load balancer."""
     address: str | None
-    """Of the load balancer, once it has one."""
+    """Host name or IP address of the load balancer; None for a NodePort or until it is assigned."""
 
 
 class KubeApi:
-    """The API as a pod's service account sees it, or as a kubeconfig says."""
+    """Client of the Kubernetes API, with the pod's service account or a kubeconfig.
+
+    Construction raises KubeError if neither exists or the package `kubernetes` is missing. All methods raise KubeError.
+    """
 
     def __init__(self) -> None:
-        """Raises KubeError when there is neither."""
         try:
             from kubernetes import client, config
         except ImportError:
-            raise KubeError("the package `kubernetes` is missing: install kipmesh[kubernetes]") from None
+            raise KubeError("package 'kubernetes' is not installed; run: pip install 'kipmesh[kubernetes]'") from None
         try:
             if "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
                 config.load_incluster_config()
             else:
                 config.load_kube_config()
         except (config.ConfigException, OSError, TypeError) as error:
-            raise KubeError(f"no Kubernetes: {' '.join(str(error).split())}") from None
+            raise KubeError(f"cannot configure the Kubernetes client: {' '.join(str(error).split())}") from None
         self._client = client
         self._core = client.CoreV1Api()
         self._apps = client.AppsV1Api()
         self._leases = client.CoordinationV1Api()
 
     def node_labels(self, name: str) -> Mapping[str, str]:
-        """The labels of a node of Kubernetes; raises KubeError."""
+        """Return the labels of a Kubernetes node."""
         node = self._call(f"get node {name}", self._core.read_node, name)
         return dict(node.metadata.labels or {})
 
     def node_address(self, name: str) -> str:
-        """Where a node is reached: its ExternalIP, or else its InternalIP; raises KubeError."""
+        """Return the ExternalIP of a Kubernetes node, or its InternalIP."""
         node = self._call(f"get node {name}", self._core.read_node, name)
         known = {one.type: one.address for one in reversed(node.status.addresses or [])}
         for kind in ("ExternalIP", "InternalIP"):
             if kind in known:
                 return str(known[kind])
-        raise KubeError(f"node {name} has no address")
+        raise KubeError(f"node {name} has no ExternalIP or InternalIP")
 
-    def service_place(self, namespace: str, name: str) -> ServicePlace:
-        """Of a Service of type NodePort or LoadBalancer; raises KubeError."""
+    def service_endpoint(self, namespace: str, name: str) -> ServiceEndpoint:
+        """Return the endpoint of a NodePort or LoadBalancer Service. Raises KubeError for another type."""
         found = self._call(f"get service {name}", self._core.read_namespaced_service, name, namespace)
         port = found.spec.ports[0]
         if found.spec.type == "LoadBalancer":
             balancer = found.status.load_balancer
             first = next(iter((balancer.ingress if balancer is not None else None) or []), None)
             address = (first.hostname or first.ip) if first is not None else None
-            return ServicePlace(False, int(port.port), address)
+            return ServiceEndpoint(False, int(port.port), address)
         if port.node_port is None:
-            raise KubeError(f"service {name} of type {found.spec.type} is not reached from outside")
-        return ServicePlace(True, int(port.node_port), None)
+            raise KubeError(f"service {name} must be of type NodePort or LoadBalancer, got {found.spec.type}")
+        return ServiceEndpoint(True, int(port.node_port), None)
 
     def replicas_wanted(self, namespace: str, name: str) -> int | None:
-        """`spec.replicas` of a StatefulSet, None when it is gone or going; raises KubeError."""
+        """Return `spec.replicas` of a StatefulSet, or None if it is deleted or being deleted."""
         try:
             found = self._call(f"get statefulset {name}", self._apps.read_namespaced_stateful_set, name, namespace)
         except NotFoundError:
@@ -104,14 +106,14 @@ class KubeApi:
         return None if found.metadata.deletion_timestamp is not None else int(found.spec.replicas)
 
     def read_lease(self, namespace: str, name: str) -> Lease:
-        """The Lease of that name, which exists; raises KubeError."""
+        """Return the state of an existing Lease."""
         found = self._call(f"get lease {name}", self._leases.read_namespaced_lease, name, namespace)
         spec = found.spec
         holder, duration = (spec.holder_identity, spec.lease_duration_seconds) if spec is not None else (None, None)
         return Lease(holder or "", duration or 0, found.metadata.resource_version)
 
     def write_lease(self, namespace: str, name: str, holder: str, duration_s: int, version: str) -> bool:
-        """Take or renew it; False when somebody wrote it after that version was read. Raises KubeError."""
+        """Acquire or renew a Lease. Return False if it has changed since `version`."""
         spec = self._client.V1LeaseSpec(
             holder_identity=holder, lease_duration_seconds=duration_s, renew_time=datetime.now(UTC)
         )
@@ -126,52 +128,52 @@ class KubeApi:
         return True
 
     def pods(self, namespace: str, selector: str) -> list[Any]:
-        """The pods that a label selector takes; raises KubeError."""
+        """Return the pods that match a label selector."""
         call = self._core.list_namespaced_pod
         return list(self._call(f"list pods of {namespace}", call, namespace, label_selector=selector).items)
 
     def delete_pod(self, namespace: str, name: str, *, grace_s: int) -> None:
-        """Delete it; grace 0 is at once. One that is gone is gone. Raises KubeError."""
+        """Delete a pod after `grace_s`; 0 kills it immediately. Does nothing if the pod does not exist."""
         with contextlib.suppress(NotFoundError):
             call = self._core.delete_namespaced_pod
             self._call(f"delete pod {name}", call, name, namespace, grace_period_seconds=grace_s)
 
     def evict_pod(self, namespace: str, name: str) -> None:
-        """As a node that is drained does; raises TooManyError when a budget is against it, NotFoundError, KubeError."""
+        """Evict a pod, as `kubectl drain` does. Raises NotFoundError, or TooManyError (disruption budget)."""
         body = self._client.V1Eviction(metadata=self._client.V1ObjectMeta(name=name, namespace=namespace))
         self._call(f"evict pod {name}", self._core.create_namespaced_pod_eviction, name, namespace, body)
 
     def label_pod(self, namespace: str, name: str, label: str, value: str | None) -> None:
-        """Set a label, or take it away; raises KubeError."""
+        """Set a label of a pod, or remove it if `value` is None."""
         patch = {"metadata": {"labels": {label: value}}}
         self._call(f"label pod {name}", self._core.patch_namespaced_pod, name, namespace, patch)
 
     def run(self, namespace: str, pod: str, command: list[str], timeout_s: float = RUN_TIMEOUT_S) -> str:
-        """Run a command in a pod; gives what it wrote. Raises KubeError, also when it fails."""
+        """Run a command in a pod and return its output. Raises KubeError for a timeout or an exit code other than 0."""
         from kubernetes import stream
         from kubernetes.client.exceptions import ApiException
 
-        # `stream` changes the client that it is called with: this one is used for nothing else.
+        # `stream` modifies its client, so it gets a separate one.
         core = self._client.CoreV1Api(self._client.ApiClient())
         options = {"stderr": True, "stdin": False, "stdout": True, "tty": False, "_request_timeout": timeout_s}
-        call, what = core.connect_get_namespaced_pod_exec, f"cannot run {command[0]} in {pod}"
+        call, failure = core.connect_get_namespaced_pod_exec, f"cannot run {command[0]} in {pod}"
         try:
             running = stream.stream(call, pod, namespace, command=command, _preload_content=False, **options)
             try:
                 running.run_forever(timeout=timeout_s)
                 if running.is_open():
-                    raise KubeError(f"{what}: no end within {timeout_s:g} s")
-                code = running.returncode  # first: reading everything takes the channel that it is told by
-                wrote = str(running.read_all())
+                    raise KubeError(f"{failure}: no end within {timeout_s:g} s")
+                code = running.returncode  # before read_all, which consumes the channel of the exit code
+                output = str(running.read_all())
             finally:
                 running.close()
-        except (ApiException, OSError, ValueError, TypeError) as error:  # TypeError: nobody told how it ended
-            raise KubeError(f"{what}: {' '.join(str(error).split())}") from None
+        except (ApiException, OSError, ValueError, TypeError) as error:  # TypeError: no exit code was received
+            raise KubeError(f"{failure}: {' '.join(str(error).split())}") from None
         if code:
-            raise KubeError(f"{what}: exit code {code}: {' '.join(wrote.split())}")
-        return wrote
+            raise KubeError(f"{failure}: exit code {code}: {' '.join(output.split())}")
+        return output
 
-    def _call(self, what: str, function: Any, *arguments: Any, **options: Any) -> Any:
+    def _call(self, action: str, function: Any, *arguments: Any, **options: Any) -> Any:
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
 
@@ -179,25 +181,25 @@ class KubeApi:
             return function(*arguments, _request_timeout=CALL_TIMEOUT_S, **options)
         except ApiException as error:
             kind = _KINDS.get(error.status, KubeError)
-            raise kind(f"cannot {what}: {error.status} {error.reason}") from None
+            raise kind(f"cannot {action}: {error.status} {error.reason}") from None
         except (HTTPError, OSError) as error:
-            raise KubeError(f"cannot {what}: {' '.join(str(error).split())}") from None
+            raise KubeError(f"cannot {action}: {' '.join(str(error).split())}") from None
 
 
 class NotFoundError(KubeError):
-    """There is no such thing."""
+    """The object does not exist (404)."""
 
 
 class ConflictError(KubeError):
-    """It was changed meanwhile."""
+    """The object has changed since it was read (409)."""
 
 
 class TooManyError(KubeError):
-    """Not now: a disruption budget is against it."""
+    """A disruption budget forbids the eviction at the moment (429)."""
 
 
 class ForbiddenError(KubeError):
-    """The account may not do that, or is gone."""
+    """The service account lacks the permission or was deleted (401, 403)."""
 
 
 _KINDS: dict[int, type[KubeError]] = {

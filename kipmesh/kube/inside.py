@@ -1,11 +1,11 @@
-"""What chaos does within a node's container: `python -m kipmesh.kube hold`, `resume`, `press` and `relieve`.
+"""Faults inside a node's container: `python -m kipmesh.kube hold`, `resume`, `press` and `relieve`.
 
-The node is the process whose command line says `-m kipmesh_SERVICE`: process 1 of its container, or another one where
-the pod's containers share their processes. Process 1 cannot be held from within, whoever asks: the kernel keeps
-SIGSTOP from it. That is why `hold` needs a pod whose processes are shared.
+The node is the process with `-m kipmesh_SERVICE` in its command line. It is process 1, unless the pod's containers
+share their process namespace. The kernel never delivers SIGSTOP to process 1 from inside, so `hold` needs a shared
+namespace.
 
-Pressure is a group of processes of its own, whose leader's id is in PRESSING. It ends at `relieve`, with its time, or
-with the container.
+Pressure is a separate process group, whose id is in PID_FILE. It ends with `relieve`, after its time, or with the
+container.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
-PRESSING = Path(tempfile.gettempdir()) / "kipmesh-pressing"
+PID_FILE = Path(tempfile.gettempdir()) / "kipmesh-pressing"
 CGROUP = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
 SERVICE = b"kipmesh_"
 PRESSURE = b"kipmesh.kube.inside"
 _LIMITLESS = 1 << 60
-"""Version 1 says a number near 2**63 where there is no limit."""
+"""cgroup v1 shows a number near 2**63 if there is no limit."""
 PAGE_BYTES = 4096
 
 
 def node_process() -> int:
-    """The id of the node's process; 1 when no command line is a node's."""
+    """Return the pid of the node's process, or 1 if none is found."""
     for number in sorted(int(one.name) for one in PROC.iterdir() if one.name.isdigit()):
         with suppress(OSError):
             words = (PROC / str(number) / "cmdline").read_bytes().split(b"\0")
@@ -42,29 +42,38 @@ def node_process() -> int:
 
 
 def signal_node(number: signal.Signals) -> None:
-    """Raises OSError for what may not be done, ValueError for a SIGSTOP that the kernel would not deliver."""
+    """Send a signal to the node's process. Raises OSError, or ValueError for SIGSTOP to process 1."""
     process = node_process()
     if process == 1 and number is signal.SIGSTOP:
-        raise ValueError("process 1 cannot be held from within: the pod's processes are not shared")
+        raise ValueError(
+            "cannot pause process 1 from inside its pod: set shareProcessNamespace (chaos.pause in the chart)"
+        )
     os.kill(process, number)
 
 
 def memory_bytes() -> tuple[int, int]:
-    """The limit of this container, and what is in use of it without what the kernel can drop; raises ValueError."""
+    """Return this container's memory limit and its use without reclaimable caches.
+
+    Raises ValueError if there is no limit.
+    """
     if (CGROUP / "memory.max").exists():
-        folder, limit_file, used_file, dropped = CGROUP, "memory.max", "memory.current", "inactive_file"
+        directory, limit_file, used_file, dropped = CGROUP, "memory.max", "memory.current", "inactive_file"
     else:
-        folder, limit_file, used_file = CGROUP / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        directory, limit_file, used_file = CGROUP / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
         dropped = "total_inactive_file"
-    limit = (folder / limit_file).read_text().strip()
+    limit = (directory / limit_file).read_text().strip()
     if limit == "max" or int(limit) >= _LIMITLESS:
-        raise ValueError("the container has no limit of memory")
-    counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    return int(limit), max(int((folder / used_file).read_text()) - int(counts.get(dropped, 0)), 0)
+        raise ValueError("the container has no memory limit: set resources.limits.memory")
+    counts = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
+    return int(limit), max(int((directory / used_file).read_text()) - int(counts.get(dropped, 0)), 0)
 
 
 def press(workers: int, memory_share: float, for_s: float) -> None:
-    """Begin, in the background; ends what was begun before. Raises ValueError, OSError."""
+    """Start pressure in the background, after ending previous pressure.
+
+    Args: workers: number of busy processes; memory_share: share of the memory limit to bring into use; for_s: duration.
+    Raises ValueError, OSError.
+    """
     relieve()
     taken_bytes = 0
     if memory_share:
@@ -74,27 +83,27 @@ def press(workers: int, memory_share: float, for_s: float) -> None:
     files = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
     words = [sys.executable, "-m", PRESSURE.decode(), *arguments]
     leader = os.posix_spawn(sys.executable, words, os.environ, file_actions=files, setsid=True)
-    PRESSING.write_text(str(leader))
+    PID_FILE.write_text(str(leader))
 
 
 def relieve() -> None:
-    """End it; nothing happens when there is none.
+    """End the pressure, if any.
 
-    The file outlives a container that was killed, and its number may be another group's in the next one.
+    Checks the group's command lines first: the pid file survives a killed container, and the pid may be reused.
     """
     with suppress(FileNotFoundError, ValueError, ProcessLookupError):
-        group = int(PRESSING.read_text())
-        if pressing(group):
+        group = int(PID_FILE.read_text())
+        if pressure_processes(group):
             os.killpg(group, signal.SIGKILL)
-    PRESSING.unlink(missing_ok=True)
+    PID_FILE.unlink(missing_ok=True)
 
 
-def pressing(group: int) -> list[int]:
-    """The ids of a group's processes that are pressure, by their command lines; the leader may be gone."""
+def pressure_processes(group: int) -> list[int]:
+    """Return the pids in a process group whose command line is that of pressure. The group leader may have exited."""
     found = []
     for number in (int(one.name) for one in PROC.iterdir() if one.name.isdigit()):
         with suppress(OSError, ValueError, IndexError):
-            # After the name, which may have anything in it: state, parent, group.
+            # Fields after the command name, which may contain spaces: state, parent, group.
             group_of = int((PROC / str(number) / "stat").read_text().rpartition(")")[2].split()[2])
             words = (PROC / str(number) / "cmdline").read_bytes().split(b"\0")
             if group_of == group and (b"-m", PRESSURE) in pairwise(words):
@@ -103,7 +112,7 @@ def pressing(group: int) -> list[int]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The pressure itself: so many busy processes, so many bytes that are in use, for so long."""
+    """Put pressure on the container. `arguments`: busy processes, bytes of memory to use, seconds."""
     workers, taken_bytes, for_s = int(arguments[0]), int(arguments[1]), float(arguments[2])
     deadline = time.monotonic() + for_s
     for _ in range(workers):
@@ -113,8 +122,8 @@ def main(arguments: Sequence[str]) -> None:
             os._exit(0)
     if taken_bytes:
         taken = mmap.mmap(-1, taken_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        for place in range(0, taken_bytes, PAGE_BYTES):
-            taken[place] = 1
+        for offset in range(0, taken_bytes, PAGE_BYTES):
+            taken[offset] = 1
     time.sleep(max(deadline - time.monotonic(), 0))
 
 

@@ -1,18 +1,15 @@
-"""What a broker's pod does before it stops, whoever wants that: an upgrade, a drained node, a smaller replica count.
+"""preStop hook of a broker's pod: waits until the broker may stop, and drains it if the pod is scaled down.
 
-1. It takes the release's Lease: one broker leaves at a time, although leaders and followers are two StatefulSets, which
-   Kubernetes restarts without regard to each other. Who has the Lease is believed gone when no broker sees it any more,
-   or when it has not renewed for the Lease's duration, by the clock of who looks.
-2. A pod that goes for good (its ordinal is not below the StatefulSet's `replicas`) drains its broker, for as long as
-   that takes; Kubernetes' own limit is `terminationGracePeriodSeconds`. It fails at once when there are too few other
-   brokers, and the replicas stay on the volume, which is kept.
-3. Any other waits until each partition that it is in sync with can do without it: `min.insync.replicas` of the others
-   are in sync, or all of the others if there are not so many. After its time limit it goes nevertheless, and says so.
+1. Acquires the release's Lease, so that one broker stops at a time across both StatefulSets. The Lease expires when its
+   holder is no longer registered, or has not renewed it for its duration.
+2. A pod that is scaled down (ordinal >= `replicas`) drains its broker, limited only by `terminationGracePeriodSeconds`.
+   This fails if too few other brokers remain; the replicas then stay on the volume.
+3. Any other pod waits until every partition has enough in-sync replicas without it: `min.insync.replicas`, or all other
+   replicas if there are fewer. After the time limit it stops anyway and logs that.
 
-A StatefulSet that is being deleted takes everything with it: nothing is waited for. Nor is it without the account's
-rights, which go when a release is uninstalled; an API server that has just started may refuse as well, so that is
-believed when it lasts for REFUSED_FOR_S. Without an answer of Kubernetes for ASK_FOR_S it is taken for a restart. The
-Lease is kept when this ends: the process only stops then.
+A deleted StatefulSet ends the hook immediately. So does a refusal by the API server that lasts for FORBIDDEN_FOR_S,
+because uninstalling a release deletes its account. Without a response for RETRY_TIMEOUT_S the hook assumes a restart.
+It does not release the Lease, because the broker stops only after the hook.
 """
 
 from __future__ import annotations
@@ -35,18 +32,18 @@ from kipmesh.kube.inside import node_process
 from kipmesh.kube.prepare import ordinal
 
 MIN_ISR = "min.insync.replicas"
-ASK_FOR_S = 60.0
-REFUSED_FOR_S = 10.0
-LOOK_AGAIN_S = 1.0
+RETRY_TIMEOUT_S = 60.0
+FORBIDDEN_FOR_S = 10.0
+POLL_INTERVAL_S = 1.0
 LEASE_S = 20
 RENEW_S = 5.0
 ADMIN_TIMEOUT_MS = 10_000
-SHOWN_MAX = 3
-Answer = TypeVar("Answer")
+NAMES_MAX = 3
+T = TypeVar("T")
 
 
-class Place(NamedTuple):
-    """Where a pod is: names."""
+class PodRef(NamedTuple):
+    """Names of a pod, its namespace, its StatefulSet and the release's Lease."""
 
     namespace: str
     stateful_set: str
@@ -55,15 +52,15 @@ class Place(NamedTuple):
 
 
 class Api(Protocol):
-    """What is asked of Kubernetes."""
+    """The methods of KubeApi that this module uses."""
 
     def replicas_wanted(self, namespace: str, name: str) -> int | None: ...  # noqa: D102
     def read_lease(self, namespace: str, name: str) -> Lease: ...  # noqa: D102
     def write_lease(self, namespace: str, name: str, holder: str, duration_s: int, version: str) -> bool: ...  # noqa: D102
 
 
-def say(text: str) -> None:
-    """To the container's log, where the node's own lines are: nobody keeps what a hook writes."""
+def log_line(text: str) -> None:
+    """Write a line to the container's log, through the node's stdout. Kubernetes discards the output of hooks."""
     line = f"kipmesh.kube: {text}\n"
     try:
         with Path(f"/proc/{node_process()}/fd/1").open("w") as log:
@@ -73,131 +70,133 @@ def say(text: str) -> None:
         sys.stdout.flush()
 
 
-def main(place: Place, first_id: int, client: Mapping[str, str], timeout_s: float) -> int:
-    """The hook's exit code: 0 when the broker may stop, 1 when it will although it should not.
+def main(pod: PodRef, first_id: int, client: Mapping[str, str], timeout_s: float) -> int:
+    """Run the hook. Return 0 if the broker may stop, 1 if it stops although partitions need it.
 
-    `client` has `bootstrap.servers`, and how brokers are reached.
+    Args: first_id: node.id of the pod with ordinal 0; client: client settings with `bootstrap.servers`; timeout_s:
+    limit for waiting, not for draining.
     """
-    broker_id = first_id + ordinal(place.pod)
-    wanted: int | None = ordinal(place.pod) + 1
+    number = ordinal(pod.pod)
+    broker_id = first_id + number
+    wanted: int | None = number + 1
     try:
-        # A new one each time: it reads the account's token, which may be the reason of a refusal.
-        wanted = asked(lambda: KubeApi().replicas_wanted(place.namespace, place.stateful_set))
-    except ForbiddenError as error:  # a release that is uninstalled loses its account while its pods stop
-        say(f"{error}: nothing is waited for")
+        # A new client each time reads the account's token again, which may have expired.
+        wanted = retry(lambda: KubeApi().replicas_wanted(pod.namespace, pod.stateful_set))
+    except ForbiddenError as error:  # uninstalling a release deletes its account while its pods stop
+        log_line(f"{error}: stopping without waiting")
         return 0
     except KubeError as error:
-        say(f"{error}: taken for a restart")
+        log_line(f"{error}: assuming a restart")
     if wanted is None:
-        say(f"{place.stateful_set} is being deleted: nothing is waited for")
+        log_line(f"{pod.stateful_set} is being deleted: stopping without waiting")
         return 0
     api: Api | None = None
     with contextlib.suppress(KubeError):
         api = KubeApi()
-    return asyncio.run(_leave(api, place, broker_id, client, timeout_s, for_good=ordinal(place.pod) >= wanted))
+    return asyncio.run(_leave(api, pod, broker_id, client, timeout_s, is_scaled_down=number >= wanted))
 
 
-def asked(
-    ask: Callable[[], Answer],
+def retry(
+    call: Callable[[], T],
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Answer:
-    """What `ask` gives, tried again while it fails. `clock` gives seconds.
+) -> T:
+    """Return the result of `call`, repeated while it raises KubeError. `clock` returns seconds.
 
-    Raises ForbiddenError when it was refused for REFUSED_FOR_S without another answer in between, and a KubeError
-    that is none when nothing else came for ASK_FOR_S.
+    Raises ForbiddenError if every call was refused for FORBIDDEN_FOR_S, or KubeError (not ForbiddenError) after
+    RETRY_TIMEOUT_S.
     """
-    deadline = clock() + ASK_FOR_S
-    refused_at: float | None = None
-    told = ""
+    deadline = clock() + RETRY_TIMEOUT_S
+    forbidden_at: float | None = None
+    logged = ""
     while True:
         try:
-            return ask()
+            return call()
         except ForbiddenError as error:
             failure: KubeError = error
-            refused_at = clock() if refused_at is None else refused_at
-            if clock() - refused_at >= REFUSED_FOR_S:
+            forbidden_at = clock() if forbidden_at is None else forbidden_at
+            if clock() - forbidden_at >= FORBIDDEN_FOR_S:
                 raise
         except KubeError as error:
-            failure, refused_at = error, None
+            failure, forbidden_at = error, None
         if clock() > deadline:
             raise KubeError(str(failure))
-        if str(failure) != told:
-            told = str(failure)
-            say(f"{told}; trying again")
-        sleep(LOOK_AGAIN_S)
+        if str(failure) != logged:
+            logged = str(failure)
+            log_line(f"{logged}; retrying")
+        sleep(POLL_INTERVAL_S)
 
 
 async def _leave(
-    api: Api | None, place: Place, broker_id: int, client: Mapping[str, str], timeout_s: float, *, for_good: bool
+    api: Api | None, pod: PodRef, broker_id: int, client: Mapping[str, str], timeout_s: float, *, is_scaled_down: bool
 ) -> int:
     limits = {"default.api.timeout.ms": ADMIN_TIMEOUT_MS, "request.timeout.ms": ADMIN_TIMEOUT_MS}
     more = {key: value for key, value in client.items() if key != "bootstrap.servers"}
     admin = AdminClient(client["bootstrap.servers"], **{**limits, **more})
     deadline = time.monotonic() + timeout_s
     try:
-        async with admin, _turn(api, place, admin, broker_id, deadline):
-            if for_good:
-                say(f"broker {broker_id} goes for good: it is drained")
-                # Kubernetes' own limit is the only one: what is not moved is missing when the pod is gone.
-                done = await _again(lambda: admin.drain_broker(broker_id), broker_id, math.inf)
-                say(f"broker {broker_id}: {done.total} replicas moved, it has none")
+        async with admin, _exclusive(api, pod, admin, broker_id, deadline):
+            if is_scaled_down:
+                log_line(f"broker {broker_id} is scaled down: draining it")
+                # Without a limit: replicas that have not moved are lost with the pod.
+                done = await _retry_admin(lambda: admin.drain_broker(broker_id), broker_id, math.inf)
+                log_line(f"broker {broker_id}: {done.total} replicas moved, it has none")
                 return 0
-            return await _wait_until_spared(admin, broker_id, deadline)
+            return await _wait_until_not_needed(admin, broker_id, deadline)
     except KafkaError as error:
-        say(f"broker {broker_id} {'is not drained' if for_good else 'goes unasked'}: {error}")
+        log_line(f"broker {broker_id} {'is not drained' if is_scaled_down else 'stops without check'}: {error}")
         return 1
 
 
-async def _wait_until_spared(admin: AdminClient, broker_id: int, deadline: float) -> int:
-    told: Sequence[str] = ()
+async def _wait_until_not_needed(admin: AdminClient, broker_id: int, deadline: float) -> int:
+    logged: Sequence[str] = ()
     while True:
-        needed = await _again(lambda: needed_by(admin, broker_id), broker_id, deadline)
+        needed = await _retry_admin(lambda: needed_by(admin, broker_id), broker_id, deadline)
         if not needed:
-            say(f"broker {broker_id} may stop: all partitions can do without it")
+            log_line(f"broker {broker_id} may stop: no partition needs it")
             return 0
         if time.monotonic() > deadline:
-            say(f"broker {broker_id} stops although it is needed by {_shown(needed)}")
+            log_line(f"broker {broker_id} stops although partitions need it: {_first_names(needed)}")
             return 1
-        if needed != told:
-            say(f"broker {broker_id} is needed by {_shown(needed)}")
-            told = needed
-        await asyncio.sleep(LOOK_AGAIN_S)
+        if needed != logged:
+            log_line(f"broker {broker_id} waits for partitions that need it: {_first_names(needed)}")
+            logged = needed
+        await asyncio.sleep(POLL_INTERVAL_S)
 
 
-async def _again(ask: Callable[[], Awaitable[Answer]], broker_id: int, deadline: float) -> Answer:
-    """What `ask` gives; asked again while it fails and may succeed later, on a busy machine. Raises KafkaError."""
-    told = ""
+async def _retry_admin(call: Callable[[], Awaitable[T]], broker_id: int, deadline: float) -> T:
+    """Return the result of `call`, repeated until the deadline while it raises a retriable KafkaError."""
+    logged = ""
     while True:
         try:
-            return await ask()
+            return await call()
         except KafkaError as error:
             if not error.retriable or time.monotonic() > deadline:
                 raise
-            if str(error) != told:
-                say(f"broker {broker_id} asks again: {error}")
-                told = str(error)
-        await asyncio.sleep(LOOK_AGAIN_S)
+            if str(error) != logged:
+                log_line(f"broker {broker_id} retries: {error}")
+                logged = str(error)
+        await asyncio.sleep(POLL_INTERVAL_S)
 
 
-def _shown(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else ""
-    return ", ".join(names[:SHOWN_MAX]) + more
+def _first_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
+    return ", ".join(names[:NAMES_MAX]) + more
 
 
 async def needed_by(admin: AdminClient, broker_id: int) -> list[str]:
-    """The partitions that would have too few in-sync replicas without the broker; raises KafkaError."""
+    """Return the partitions that would have too few in-sync replicas without the broker. Raises KafkaError."""
     topics = [
         topic for topic in await admin.list_topics() if any(broker_id in one.isr for one in topic.partitions.values())
     ]
     resources = [ConfigResource(ResourceType.TOPIC, topic.name) for topic in topics]
     configs = await admin.describe_configs(resources, keys=[MIN_ISR]) if resources else {}
     minimums = {resource.name: int(values[MIN_ISR].value or 1) for resource, values in configs.items()}
-    return lacking(topics, minimums, broker_id)
+    return partitions_needing(topics, minimums, broker_id)
 
 
-def lacking(topics: Sequence[TopicMetadata], minimums: Mapping[str, int], broker_id: int) -> list[str]:
-    """As `needed_by`, of what metadata says; `minimums` are the topics' `min.insync.replicas`."""
+def partitions_needing(topics: Sequence[TopicMetadata], minimums: Mapping[str, int], broker_id: int) -> list[str]:
+    """Return the partitions (TOPIC-NUMBER) that need the broker. `minimums` has `min.insync.replicas` by topic."""
     found = []
     for topic in topics:
         for number, one in sorted(topic.partitions.items()):
@@ -208,65 +207,68 @@ def lacking(topics: Sequence[TopicMetadata], minimums: Mapping[str, int], broker
     return found
 
 
-class Turns:
-    """Whose turn it is, by a Lease. A holder is a pod's name and its broker's id."""
+class StopLease:
+    """The Lease that lets one broker of the release stop at a time. The holder is POD/BROKER_ID."""
 
-    def __init__(self, api: Api, place: Place, broker_id: int) -> None:
+    def __init__(self, api: Api, pod: PodRef, broker_id: int) -> None:
         self._api = api
-        self._place = place
-        self._me = f"{place.pod}/{broker_id}"
+        self._pod = pod
+        self._me = f"{pod.pod}/{broker_id}"
         self._seen: tuple[str, float] = ("", 0.0)
 
-    def take(self, brokers: Collection[int], now: float) -> str:
-        """Take or renew the Lease: empty when it is this pod's, or who has it. `brokers` are those that serve."""
-        lease = self._api.read_lease(self._place.namespace, self._place.lease)
+    def acquire(self, brokers: Collection[int], now: float) -> str:
+        """Acquire or renew the Lease. Return "" on success, or a description of the holder.
+
+        Args: brokers: ids of the brokers that are registered; now: monotonic time in seconds. Raises KubeError.
+        """
+        lease = self._api.read_lease(self._pod.namespace, self._pod.lease)
         if lease.version != self._seen[0]:
             self._seen = (lease.version, now)
-        if lease.holder not in ("", self._me) and not self._is_over(lease, brokers, now):
+        if lease.holder not in ("", self._me) and not self._is_expired(lease, brokers, now):
             return lease.holder
-        return "" if self._write(lease) else "somebody who was faster"
+        return "" if self._write(lease) else "another pod that acquired the lease first"
 
     def renew(self) -> None:
-        """Keep the Lease, if nobody else has taken it."""
-        lease = self._api.read_lease(self._place.namespace, self._place.lease)
+        """Renew the Lease if this pod still holds it. Raises KubeError."""
+        lease = self._api.read_lease(self._pod.namespace, self._pod.lease)
         if lease.holder == self._me:
             self._write(lease)
 
     def _write(self, lease: Lease) -> bool:
-        return self._api.write_lease(self._place.namespace, self._place.lease, self._me, LEASE_S, lease.version)
+        return self._api.write_lease(self._pod.namespace, self._pod.lease, self._me, LEASE_S, lease.version)
 
-    def _is_over(self, lease: Lease, brokers: Collection[int], now: float) -> bool:
+    def _is_expired(self, lease: Lease, brokers: Collection[int], now: float) -> bool:
         holder = lease.holder.rpartition("/")[2]
         return (holder.isdecimal() and int(holder) not in brokers) or now - self._seen[1] > lease.duration_s
 
 
 @asynccontextmanager
-async def _turn(
-    api: Api | None, place: Place, admin: AdminClient, broker_id: int, deadline: float
+async def _exclusive(
+    api: Api | None, pod: PodRef, admin: AdminClient, broker_id: int, deadline: float
 ) -> AsyncIterator[None]:
-    """Within, no other pod of the release leaves."""
+    """Hold the release's Lease within the block. Continues without it after the deadline, or if `api` is None."""
     if api is None:
         yield
         return
-    turns = Turns(api, place, broker_id)
-    told = ""
+    lease = StopLease(api, pod, broker_id)
+    logged = ""
     while True:
-        brokers = [node.node_id for node in (await _again(admin.describe_cluster, broker_id, deadline)).brokers]
+        brokers = [node.node_id for node in (await _retry_admin(admin.describe_cluster, broker_id, deadline)).brokers]
         try:
-            holder = await asyncio.to_thread(turns.take, brokers, time.monotonic())
+            holder = await asyncio.to_thread(lease.acquire, brokers, time.monotonic())
         except KubeError as error:
             holder = str(error)
         if not holder:
             break
         if time.monotonic() > deadline:
-            say(f"broker {broker_id} does not wait any longer for {holder}")
+            log_line(f"broker {broker_id} stops waiting for {holder}")
             yield
             return
-        if holder != told:
-            say(f"broker {broker_id} waits for {holder}")
-            told = holder
-        await asyncio.sleep(LOOK_AGAIN_S)
-    renewing = asyncio.create_task(_renew(turns), name="renew")
+        if holder != logged:
+            log_line(f"broker {broker_id} waits for {holder}")
+            logged = holder
+        await asyncio.sleep(POLL_INTERVAL_S)
+    renewing = asyncio.create_task(_renew(lease), name="renew")
     try:
         yield
     finally:
@@ -274,8 +276,8 @@ async def _turn(
         await asyncio.gather(renewing, return_exceptions=True)
 
 
-async def _renew(turns: Turns) -> None:
+async def _renew(lease: StopLease) -> None:
     while True:
         await asyncio.sleep(RENEW_S)
         with contextlib.suppress(KubeError):
-            await asyncio.to_thread(turns.renew)
+            await asyncio.to_thread(lease.renew)

@@ -1,8 +1,8 @@
-"""Writes the configuration of one pod's node: what all pods of its kind share, and what only this one has.
+"""Writes the configuration of one pod's node: the properties shared by its StatefulSet, and those of this pod.
 
-A pod of a StatefulSet has an ordinal, which its name ends with. From it follow, without asking anybody: `node.id`, the
-first id of its StatefulSet plus the ordinal, and the name under which others reach it. The rack is that of the node of
-Kubernetes, by one of its labels. Where clients outside of Kubernetes reach the pod, its Service knows: see `Outside`.
+The ordinal at the end of the pod's name determines `node.id` (first id of the StatefulSet plus ordinal) and the
+advertised host name. The rack is the value of a label of the Kubernetes node. The address for clients outside
+Kubernetes comes from the pod's Service: see `ExternalService`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from kipmesh.kube.api import KubeApi, KubeError, ServicePlace
+from kipmesh.kube.api import KubeApi, KubeError
 from kipmesh.node.settings import read_properties, write_properties
 
-ASK_FOR_S = 60.0
-ASK_AGAIN_S = 1.0
+RETRY_TIMEOUT_S = 60.0
+RETRY_INTERVAL_S = 1.0
 
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 
 
 class Listener(NamedTuple):
-    """A listener besides the mesh's, and where it is reached."""
+    """A listener other than MESH, and its advertised address."""
 
     name: str
     host: str
@@ -36,36 +36,36 @@ class Listener(NamedTuple):
         return f"{self.name}://{host}:{self.port}"
 
 
-class Outside(NamedTuple):
-    """How clients that are not in the cluster of Kubernetes reach one broker: by a Service of its own."""
+class ExternalService(NamedTuple):
+    """The Service by which clients outside Kubernetes reach one broker."""
 
     listener: str
     namespace: str
     service: str
     host: str | None
-    """What they are told; None: what Kubernetes says, the pod's node (NodePort) or the load balancer."""
+    """Host to advertise. None: the address of the load balancer or, for a NodePort, of the pod's Kubernetes node."""
     node: str | None
-    """The node that the pod runs on."""
+    """Kubernetes node of the pod."""
 
 
 class Member(NamedTuple):
-    """A pod of a StatefulSet, how ids are given there, and where others reach it."""
+    """A pod of a StatefulSet, and the values from which its properties follow."""
 
     pod: str
     first_id: int
     service: str
-    """Its headless service, as a whole name."""
+    """Fully qualified name of the headless service."""
     port: int
     more: Sequence[Listener] = ()
-    """Listeners besides the mesh's, as they are advertised."""
+    """Listeners other than MESH, with advertised addresses."""
 
     @property
     def node_id(self) -> int:
-        """Of the node that runs in the pod; raises ValueError."""
+        """`node.id` of the pod's node. Raises ValueError for a name without an ordinal."""
         return self.first_id + ordinal(self.pod)
 
     def properties(self) -> dict[str, str]:
-        """What follows from the ordinal."""
+        """Return `node.id` and `advertised.listeners` of the pod's node."""
         return {
             "node.id": str(self.node_id),
             "advertised.listeners": ",".join(
@@ -75,52 +75,58 @@ class Member(NamedTuple):
 
 
 def ordinal(pod: str) -> int:
-    """The number that the name of a StatefulSet's pod ends with; raises ValueError."""
+    """Return the ordinal at the end of a StatefulSet pod's name. Raises ValueError if there is none."""
     found = re.fullmatch(r".+-(\d+)", pod)
     if found is None:
-        raise ValueError(f"{pod!r} is no name of a StatefulSet's pod: it does not end with a number")
+        raise ValueError(f"the name of a StatefulSet's pod must end with -NUMBER, got {pod!r}")
     return int(found[1])
 
 
 def rack_of(node: str, label: str) -> str | None:
-    """The label's value of a node of Kubernetes, None when it has none; asks for ASK_FOR_S, then raises KubeError."""
-    return _asked(lambda: KubeApi().node_labels(node).get(label) or None)
+    """Return the value of a Kubernetes node's label, or None. Retries for RETRY_TIMEOUT_S, then raises KubeError."""
+    return _retry(lambda: KubeApi().node_labels(node).get(label) or None)
 
 
-def from_outside(outside: Outside) -> Listener:
-    """Where clients outside reach the broker; asks for ASK_FOR_S, a load balancer takes its time. Raises KubeError."""
-    return _asked(lambda: _from_outside(outside, KubeApi()))
+def external_listener(external: ExternalService) -> Listener:
+    """Return the listener for clients outside Kubernetes.
+
+    Retries for RETRY_TIMEOUT_S, for example until a load balancer has an address, then raises KubeError.
+    """
+    return _retry(lambda: _external_listener(external, KubeApi()))
 
 
-def _from_outside(outside: Outside, api: KubeApi) -> Listener:
-    place: ServicePlace = api.service_place(outside.namespace, outside.service)
-    host = outside.host or place.address
-    if host is None and place.is_node_port and outside.node is not None:
-        host = api.node_address(outside.node)
+def _external_listener(external: ExternalService, api: KubeApi) -> Listener:
+    endpoint = api.service_endpoint(external.namespace, external.service)
+    host = external.host or endpoint.address
+    if host is None and endpoint.is_node_port and external.node is not None:
+        host = api.node_address(external.node)
     if host is None:
-        raise KubeError(f"service {outside.service} has no address yet")
-    return Listener(outside.listener, host, place.port)
+        raise KubeError(f"service {external.service} has no address yet")
+    return Listener(external.listener, host, endpoint.port)
 
 
-def _asked(ask: Callable[[], Answer]) -> Answer:
-    deadline = time.monotonic() + ASK_FOR_S
+def _retry(call: Callable[[], T]) -> T:
+    deadline = time.monotonic() + RETRY_TIMEOUT_S
     while True:
         try:
-            return ask()
+            return call()
         except KubeError as error:
             if time.monotonic() > deadline:
                 raise
-            print(f"kipmesh.kube: {error}; trying again", file=sys.stderr, flush=True)
-            time.sleep(ASK_AGAIN_S)
+            print(f"kipmesh.kube: {error}; retrying", file=sys.stderr, flush=True)
+            time.sleep(RETRY_INTERVAL_S)
 
 
 def write(base: Path, out: Path, member: Member | None, rack_key: str, rack: str | None) -> None:
-    """Write the file for the node; raises InvalidConfigError, ValueError and OSError."""
+    """Write the node's properties file `out` atomically, from `base`, `member` and `rack`.
+
+    A rack in `base` takes precedence. Raises InvalidConfigError, ValueError, OSError.
+    """
     values = read_properties(base)
     if member is not None:
         values |= member.properties()
     if rack is not None:
         values.setdefault(rack_key, rack)
     temporary = out.with_name(out.name + ".new")
-    temporary.write_text(write_properties(values, title="made when the pod started"))
+    temporary.write_text(write_properties(values, title="written at the start of the pod"))
     os.replace(temporary, out)

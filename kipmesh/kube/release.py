@@ -1,16 +1,16 @@
-"""A release on Kubernetes as `kipmesh_chaos` wants a cluster: its pods are the nodes, Kubernetes starts them again.
+"""A Helm release as the target cluster of `kipmesh_chaos`. Its pods are the nodes; Kubernetes restarts them.
 
-| of an experiment      | here                                                                                       |
-| --------------------- | ------------------------------------------------------------------------------------------ |
-| `kill`                | the pod is deleted without grace: SIGKILL; Kubernetes starts another one at once           |
-| `restart`             | the pod is evicted, as by `kubectl drain`: budgets, preStop hook, SIGTERM                  |
-| `cut` from everybody  | the label that the chart's NetworkPolicies leave out: nothing comes in, nothing goes out   |
-| `pause`               | SIGSTOP within the pod, whose containers share their processes (the chart's `chaos.pause`) |
-| `full-disk`           | a file takes what is free on the node's volume, which is a small one                       |
-| `cpu-pressure`, `memory-pressure` | processes beside the node, in its container                                    |
+| fault                             | implementation                                                                   |
+| --------------------------------- | -------------------------------------------------------------------------------- |
+| `kill`                            | delete the pod with grace period 0 (SIGKILL)                                     |
+| `restart`                         | evict the pod, as `kubectl drain` does: budgets, preStop hook, SIGTERM           |
+| `cut` (total)                     | set a label that the chart's NetworkPolicies exclude from all traffic            |
+| `pause`                           | SIGSTOP from inside the pod; needs `chaos.pause` of the chart                    |
+| `full-disk`                       | fill the node's volume, which must be small                                      |
+| `cpu-pressure`, `memory-pressure` | extra processes in the node's container                                          |
 
-Nodes have the names of a local cluster's: the pod RELEASE-followers-0 is `follower-1`. Everything is by the API, so it
-works wherever the names of the pods can be resolved: in a pod.
+Nodes are named as in a local cluster: the pod RELEASE-followers-0 is `follower-1`. Must run in a pod, where the names
+of the pods resolve.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from kipmesh.kube.prepare import ordinal
 
 READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 600.0
-"""Until a budget lets a pod go, and then until its hook does: both wait for the brokers that were evicted before it."""
-LOOK_AGAIN_S = 0.5
+"""Limit for an eviction: the budget and the preStop hook both wait for brokers that were evicted before."""
+POLL_INTERVAL_S = 0.5
 ROLES = {"controllers": "controller", "leaders": "leader", "followers": "follower"}
 COMPONENT = "app.kubernetes.io/component"
 CUT_LABEL = "kipmesh.cut"
 FILLING = "/var/lib/kipmesh/filling"
 FILL_MAX_BYTES = 4 << 30
-"""A volume with more room may be the disk of a node of Kubernetes, with all that is on it."""
-_ROOM = ["sh", "-c", "df -P -k /var/lib/kipmesh | tail -1"]
+"""Limit of free space: a larger volume may be the disk of the Kubernetes node."""
+_FREE_SPACE = ["sh", "-c", "df -P -k /var/lib/kipmesh | tail -1"]
 _FILL = f"head -c {FILL_MAX_BYTES} /dev/zero > {FILLING} 2>/dev/null; sync {FILLING}; df -P -k {FILLING} | tail -1"
 _INSIDE = ["python", "-m", "kipmesh.kube"]
 PRESS_FOR_S = 900
-"""After that the pressure ends by itself, whoever was to end it."""
+"""Time after which pressure ends even without `relieve`."""
 
 
 class PodNode(NamedTuple):
-    """A node of the mesh, and its pod."""
+    """A node of the cluster and its pod."""
 
     name: str
     node_id: int | None
     rack: str
     pid: int | None
-    """Of its container while that runs, another for each; within the pod the id is 1."""
+    """Number that identifies the running container, None if it does not run. It is not a process id."""
     grpc: str | None
     dir: str
     pod: str
@@ -60,7 +60,7 @@ class PodNode(NamedTuple):
 
 
 class KubeRelease:
-    """The pods of one release. Every method blocks, and raises KubeError."""
+    """The pods of one release. All methods block and raise KubeError."""
 
     def __init__(self, namespace: str, release: str) -> None:
         self._api = KubeApi()
@@ -72,26 +72,26 @@ class KubeRelease:
         self._held: set[str] = set()
         self._pressed: set[str] = set()
         self._ended: set[str] = set()
-        """By a fault, and expected back: others that are not there any more were scaled away."""
+        """Nodes whose pod a fault ended and Kubernetes will restart. Other missing pods were scaled down."""
         self.given_up = threading.Event()
-        """Set to end all waits for pods with KubeError; undoing faults goes on."""
-        self._looked_at = 0.0
+        """Set to end all waits for pods with KubeError. Faults are still undone."""
+        self._listed_at = 0.0
         self._known: list[PodNode] = []
 
     def nodes(self) -> Sequence[PodNode]:
-        """All nodes, whether they run or not; asked for at most so often as they are looked at."""
-        if time.monotonic() - self._looked_at < LOOK_AGAIN_S / 2:
+        """Return all nodes, running or not. The list is cached for half a poll interval."""
+        if time.monotonic() - self._listed_at < POLL_INTERVAL_S / 2:
             return self._known
         found = {node.name: node for node in map(_node, self._api.pods(self._namespace, self._selector))}
-        # A pod that is being made anew is not there for a moment: it is a node nevertheless.
+        # A pod that is being recreated is briefly missing from the list but still a node.
         missing = [one for one in self._known if one.name not in found and one.name in self._ended]
         gone = [one._replace(pid=None, is_ready=False, uid="") for one in missing]
         self._known = sorted([*found.values(), *gone])
-        self._looked_at = time.monotonic()
+        self._listed_at = time.monotonic()
         return self._known
 
     def up(self) -> None:
-        """Wait until all pods are ready, after taking away the cuts and filling files that another run left."""
+        """Remove cuts and filling files of earlier runs, then wait until all pods are ready."""
         for node in map(_node, self._api.pods(self._namespace, self._selector)):
             if node.is_cut:
                 self._cut.add(node.name)
@@ -100,18 +100,18 @@ class KubeRelease:
         self._wait("ready pods", READY_TIMEOUT_S, self._all_ready)
 
     def is_running(self, name: str) -> bool:
-        """Whether its container runs."""
+        """Return whether a node's container runs."""
         return self._node(name).pid is not None
 
     def kill(self, name: str) -> None:
-        """SIGKILL, as Kubernetes does it; returns when the pod is gone."""
+        """Delete a node's pod without grace period (SIGKILL) and wait until it is gone."""
         node = self._node(name)
         self._ended.add(name)
         self._api.delete_pod(self._namespace, node.pod, grace_s=0)
         self._wait_gone(node)
 
     def stop(self, name: str) -> None:
-        """Evict it, when the budgets let it go; returns when the pod is gone."""
+        """Evict a node's pod as soon as the disruption budgets allow it, and wait until it is gone."""
         node = self._node(name)
         self._ended.add(name)
         deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -120,70 +120,70 @@ class KubeRelease:
                 self._api.evict_pod(self._namespace, node.pod)
                 break
             except TooManyError:
-                if time.monotonic() > deadline or self.given_up.wait(LOOK_AGAIN_S):
+                if time.monotonic() > deadline or self.given_up.wait(POLL_INTERVAL_S):
                     raise
             except NotFoundError:
                 break
         self._wait_gone(node)
 
     def start(self, name: str) -> None:
-        """Kubernetes does that: wait until it is ready."""
+        """Wait until Kubernetes has restarted the node and it is ready."""
         self._wait(f"{name} to be ready", READY_TIMEOUT_S, lambda: self._node(name).is_ready)
         self._ended.discard(name)
 
     def disconnect(self, name: str) -> None:
-        """Cut it off from everybody."""
+        """Block all network traffic of a node."""
         self._cut.add(name)
         self._api.label_pod(self._namespace, self._node(name).pod, CUT_LABEL, "true")
 
     def reconnect(self, name: str) -> None:
-        """An end to that; a pod that is gone by now has nothing to mend."""
-        self._patiently(f"{name} to be reached again", lambda: self._reconnect(name))
+        """Allow network traffic of a node again. Does nothing if its pod no longer exists."""
+        self._retry(f"{name} to be reconnected", lambda: self._reconnect(name))
 
     def can_pause(self) -> bool:
-        """Whether the pods are made so that a process in them can be held."""
+        """Return whether all pods share their process namespace, which `pause` needs."""
         return all(node.shares_processes for node in self.nodes())
 
     def pause(self, name: str) -> None:
-        """SIGSTOP."""
+        """Pause a node (SIGSTOP)."""
         self._held.add(name)
         self._run(name, [*_INSIDE, "hold"])
 
     def resume(self, name: str) -> None:
-        """SIGCONT, if it is still the process that was held: Kubernetes restarts one that says nothing for a minute."""
-        self._patiently(f"{name} to go on", lambda: self._resume(name))
+        """Resume a node (SIGCONT). Kubernetes may have restarted it meanwhile, after failed liveness probes."""
+        self._retry(f"{name} to resume", lambda: self._resume(name))
 
     def press(self, name: str, *, workers: int = 0, memory_share: float = 0.0) -> None:
-        """Busy processes in its container, and memory taken until that share of its limit is in use."""
+        """Start `workers` busy processes in a node's container, and use memory up to a share of its limit."""
         self._pressed.add(name)
         limits = [f"--cpu={workers}", f"--memory-share={memory_share}", f"--for-s={PRESS_FOR_S}"]
         self._run(name, [*_INSIDE, "press", *limits])
 
     def relieve(self, name: str) -> None:
-        """An end to that."""
-        self._patiently(f"{name} to be relieved", lambda: self._relieve(name))
+        """End the pressure on a node."""
+        self._retry(f"the end of the pressure on {name}", lambda: self._relieve(name))
 
     def fill(self, name: str) -> str:
-        """Take what is free on its volume; gives what `df` says then. Raises KubeError when that is too much."""
-        free_bytes = int(self._run(name, _ROOM).split()[3]) << 10
+        """Fill a node's volume and return the output of `df`. Raises KubeError if more than FILL_MAX_BYTES are free."""
+        free_bytes = int(self._run(name, _FREE_SPACE).split()[3]) << 10
         if free_bytes > FILL_MAX_BYTES:
             raise KubeError(
-                f"the volume of {name} has {free_bytes >> 30} GiB free: only a volume with an end of its own, of at "
-                f"most {FILL_MAX_BYTES >> 30} GiB, is filled"
+                f"the volume of {name} must have at most {FILL_MAX_BYTES >> 30} GiB free to be filled, got "
+                f"{free_bytes >> 30} GiB: use a smaller volume"
             )
         self._filled.add(name)
         return self._run(name, ["sh", "-c", _FILL])
 
     def empty(self, name: str) -> None:
-        """Give it back, when its container runs: one whose disk is full may have ended."""
-        self._patiently(f"room on the volume of {name}", lambda: self._empty(name))
+        """Remove the filling file from a node's volume, as soon as its container runs."""
+        self._retry(f"free space on the volume of {name}", lambda: self._empty(name))
 
     def undo_faults(self) -> None:
-        """Whatever is left of all that: one that cannot be mended yet keeps no other from it."""
-        self._patiently("everything to be mended", self._mend_what_can_be)
+        """Undo all faults. A fault that cannot be undone yet does not delay the others."""
+        self._retry("all faults to be undone", self._try_undo_faults)
 
-    def _mend_what_can_be(self) -> None:
-        """One try of each. Raises KubeError with what is left."""
+    def _try_undo_faults(self) -> None:
+        """Try once to undo each fault. Raises KubeError that names those that remain."""
         errors = []
         for names, undo in (
             (self._cut, self._reconnect),
@@ -199,7 +199,7 @@ class KubeRelease:
         if errors:
             raise KubeError("; ".join(errors))
 
-    # One try each, and what is undone is forgotten after that, not before.
+    # Each tries once and forgets the fault only after success.
 
     def _reconnect(self, name: str) -> None:
         with suppress(NotFoundError):
@@ -221,55 +221,55 @@ class KubeRelease:
     def _run(self, name: str, command: list[str]) -> str:
         return self._api.run(self._namespace, self._node(name).pod, command)
 
-    def _patiently(self, what: str, do: Callable[[], object]) -> None:
-        """Again and again: a container that is being started takes no command."""
+    def _retry(self, goal: str, call: Callable[[], object]) -> None:
+        """Call until it succeeds, for up to READY_TIMEOUT_S: a container that is starting accepts no command."""
         deadline = time.monotonic() + READY_TIMEOUT_S
         while True:
             try:
-                do()
+                call()
                 return
             except KubeError as error:
                 if time.monotonic() > deadline:
-                    raise KubeError(f"waited {READY_TIMEOUT_S:g} s for {what}: {error}") from None
-            time.sleep(LOOK_AGAIN_S)
+                    raise KubeError(f"waited {READY_TIMEOUT_S:g} s for {goal}: {error}") from None
+            time.sleep(POLL_INTERVAL_S)
 
     def _all_ready(self) -> bool:
         nodes = self.nodes()
         return bool(nodes) and all(node.is_ready for node in nodes)
 
     def _node(self, name: str) -> PodNode:
-        self._looked_at = 0.0
+        self._listed_at = 0.0
         for node in self.nodes():
             if node.name == name:
                 return node
         names = ", ".join(node.name for node in self._known) or "none"
-        raise KubeError(f"release {self._release} in {self._namespace} has no node {name!r}; there are {names}")
+        raise KubeError(f"release {self._release} in {self._namespace} has no node {name!r}; its nodes are {names}")
 
     def _wait_gone(self, node: PodNode) -> None:
         self._wait(f"{node.pod} to end", STOP_TIMEOUT_S, lambda: self._node(node.name).uid != node.uid)
 
-    def _wait(self, what: str, timeout_s: float, is_so: Callable[[], bool]) -> None:
+    def _wait(self, goal: str, timeout_s: float, is_reached: Callable[[], bool]) -> None:
         deadline = time.monotonic() + timeout_s
-        while not is_so():
+        while not is_reached():
             if time.monotonic() > deadline:
-                raise KubeError(f"waited {timeout_s:g} s for {what}")
-            if self.given_up.wait(LOOK_AGAIN_S):
-                raise KubeError(f"nobody waits for {what} any more")
+                raise KubeError(f"waited {timeout_s:g} s for {goal}")
+            if self.given_up.wait(POLL_INTERVAL_S):
+                raise KubeError(f"stopped waiting for {goal}")
 
 
 def _node(pod: Any) -> PodNode:
-    """From a pod of the chart: what its init container is told says the rest."""
+    """Convert a pod of the chart. The arguments of its init container have ids and addresses."""
     number = ordinal(pod.metadata.name)
-    told = dict(one.removeprefix("--").split("=", 1) for one in pod.spec.init_containers[0].args)
+    options = dict(one.removeprefix("--").split("=", 1) for one in pod.spec.init_containers[0].args)
     statuses = pod.status.container_statuses or []
     runs = [] if pod.metadata.deletion_timestamp else [one for one in statuses if one.state.running is not None]
     ready = any(one.type == "Ready" and one.status == "True" for one in pod.status.conditions or [])
     return PodNode(
         name=f"{ROLES[pod.metadata.labels[COMPONENT]]}-{number + 1}",
-        node_id=int(told["first-id"]) + number,
+        node_id=int(options["first-id"]) + number,
         rack=pod.spec.node_name or "",
         pid=zlib.crc32(str(runs[0].container_id).encode()) if runs else None,
-        grpc=f"{pod.metadata.name}.{told['service']}:{told['port']}",
+        grpc=f"{pod.metadata.name}.{options['service']}:{options['port']}",
         dir="",
         pod=pod.metadata.name,
         uid=pod.metadata.uid,

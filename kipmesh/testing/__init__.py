@@ -1,5 +1,5 @@
-"""Fakes and helpers for tests of this project and of others: a cluster in memory (`fake_broker`), a cluster in a
-container (`containers`), record batches by aiokafka's encoder, and waiting for a condition.
+"""Test helpers: an in-memory cluster (`fake_broker`), a cluster in a container (`containers`), encoded record batches,
+and waiting for a condition.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ TIMEOUT_S = 60.0
 POLL_S = 0.005
 
 
-async def until(condition: Callable[[], Any], what: str = "what was waited for", timeout_s: float = TIMEOUT_S) -> Any:
-    """Wait until the condition holds; gives its value. AssertionError that says `what` did not come."""
+async def until(condition: Callable[[], Any], what: str = "condition", timeout_s: float = TIMEOUT_S) -> Any:
+    """Poll `condition` until it is true and return its value.
+
+    Raises AssertionError after `timeout_s`; `what` names the condition in the message.
+    """
     try:
         async with asyncio.timeout(timeout_s):
             while not (result := condition()):  # noqa: ASYNC110 - a condition over the state of several objects
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
-        raise AssertionError(f"not in {timeout_s:g} s: {what}") from None
+        raise AssertionError(f"timed out after {timeout_s:g} s: {what}") from None
     return result
 
 
@@ -34,7 +37,11 @@ def produced_batch(
     headers: Sequence[tuple[str, bytes | None]] = (),
     producer: tuple[int, int, int] = (-1, -1, -1),
 ) -> bytes:
-    """A batch of one record a value, a millisecond apart, at base offset 0; `producer` is id, epoch and sequence."""
+    """Encode a record batch (magic 2, base offset 0) with one record per value, using aiokafka's encoder.
+
+    Args: timestamp_ms: timestamp of the first record, the others follow 1 ms apart; compression: codec number of the
+    batch attributes; producer: id, epoch and base sequence.
+    """
     builder = DefaultRecordBatchBuilder(
         magic=2,
         compression_type=compression,

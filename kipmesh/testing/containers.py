@@ -1,11 +1,12 @@
-"""`KipmeshContainer`: a mesh in a container for tests, by testcontainers (`pip install 'kipmesh[containers]'`).
+"""`KipmeshContainer`: a cluster in a container for tests, with testcontainers (`pip install 'kipmesh[containers]'`).
 
     with KipmeshContainer() as kipmesh:
         producer = Producer(kipmesh.get_bootstrap_server())  # of kipmesh.client.sync
-        kafka = kipmesh.get_kafka_bootstrap_server()  # for clients of Apache Kafka
+        kafka = kipmesh.get_kafka_bootstrap_server()  # for Kafka clients
 
-All nodes are in one process of one container. Its ports on this machine are free ones, which the brokers tell their
-clients: so it waits for a file with them, which `start` writes. The image is `kipmesh/single` of `make images`.
+All nodes run in one process of one container, image `kipmesh/single` (`make images`). The brokers advertise the ports
+that Docker maps on the host. These are known only after the start, so `start` writes them to a file for which the
+process waits.
 """
 
 from __future__ import annotations
@@ -20,13 +21,18 @@ from testcontainers.core.wait_strategies import LogMessageWaitStrategy
 
 MESH_PORT, KAFKA_PORT = 9200, 9300
 ADVERTISED = "/var/lib/kipmesh/advertised.json"
-"""Within the container: its volume."""
+"""Path in the container, on its volume."""
 READY_LINE = "kipmesh: ready"
 START_TIMEOUT_S = 60
 
 
 class KipmeshContainer(DockerContainer):
-    """One container; `brokers` of them have replicas of what is written."""
+    """A container with a cluster.
+
+    Args: image: default `kipmesh/single` of this version; brokers, controllers: numbers of nodes; config: settings of
+    all nodes that know the key; start_timeout_s: limit until the cluster is ready; kwargs: arguments of
+    DockerContainer.
+    """
 
     def __init__(
         self,
@@ -38,7 +44,6 @@ class KipmeshContainer(DockerContainer):
         start_timeout_s: int = START_TIMEOUT_S,
         **kwargs: Any,
     ) -> None:
-        """`config` are keys of brokers and controllers; `kwargs` are testcontainers'."""
         super().__init__(image or f"kipmesh/single:{version('kipmesh')}", **kwargs)
         self._brokers = brokers
         self._start_timeout_s = start_timeout_s
@@ -46,18 +51,18 @@ class KipmeshContainer(DockerContainer):
         for key, value in (config or {}).items():
             command += ["--config", f"{key}={value}"]
         self.with_command(command)
-        self.with_exposed_ports(*(first + place for first in (MESH_PORT, KAFKA_PORT) for place in range(brokers)))
+        self.with_exposed_ports(*(first + index for first in (MESH_PORT, KAFKA_PORT) for index in range(brokers)))
 
     def start(self) -> Self:
-        """Start it, and return when it is ready."""
+        """Start the container and return when the cluster is ready. Raises RuntimeError or testcontainers' errors."""
         super().start()
         try:
-            said = {"mesh": self._addresses(MESH_PORT), "kafka": self._addresses(KAFKA_PORT)}
-            # Written from within: the root file system may be read-only.
+            advertised = {"mesh": self._addresses(MESH_PORT), "kafka": self._addresses(KAFKA_PORT)}
+            # Docker cannot copy files into a container with a read-only root file system.
             script = f"import sys; open({ADVERTISED!r}, 'w').write(sys.argv[1])"
-            result = self.exec(["python", "-c", script, json.dumps(said)])
+            result = self.exec(["python", "-c", script, json.dumps(advertised)])
             if result.exit_code:
-                raise RuntimeError(f"the container's ports could not be told: {result.output.decode(errors='replace')}")
+                raise RuntimeError(f"cannot write {ADVERTISED}: {result.output.decode(errors='replace')}")
             waiting = LogMessageWaitStrategy(READY_LINE).with_startup_timeout(self._start_timeout_s)
             waiting.wait_until_ready(self)
         except BaseException:
@@ -66,13 +71,13 @@ class KipmeshContainer(DockerContainer):
         return self
 
     def get_bootstrap_server(self) -> str:
-        """`host:port` of the brokers for kipmesh's clients, separated by commas."""
+        """Return the bootstrap addresses for kipmesh clients: comma-separated host:port."""
         return ",".join(self._addresses(MESH_PORT))
 
     def get_kafka_bootstrap_server(self) -> str:
-        """The same for clients of Apache Kafka."""
+        """Return the bootstrap addresses for Kafka clients: comma-separated host:port."""
         return ",".join(self._addresses(KAFKA_PORT))
 
     def _addresses(self, first: int) -> list[str]:
         host = self.get_container_host_ip()
-        return [f"{host}:{self.get_exposed_port(first + place)}" for place in range(self._brokers)]
+        return [f"{host}:{self.get_exposed_port(first + index)}" for index in range(self._brokers)]

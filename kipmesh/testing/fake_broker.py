@@ -1,11 +1,10 @@
-"""A small cluster in memory that serves real gRPC: what clients are tested against, with faults on demand.
+"""An in-memory cluster with real gRPC servers, for tests of clients. Injects faults on request.
 
-`FakeCluster` has topics, partitions and brokers; each broker is a gRPC server of its own. There is no replication: the
-leader of a partition is whoever the test says (`move_leader`), and all brokers share the partition's log; a follower
-(`FakeFollower`) serves as much of it as the test lets it have. Leaders redirect readers to followers in their rack.
-Fetch sessions are those of the real broker's core (`kipmesh.testing.fake_sessions`); a broker that was stopped and
-started has none. Faults are queued by method with `inject`, or made by `hook`. If you are about to test a server, use
-the real broker instead.
+`FakeCluster` has topics, partitions and brokers; each broker is a gRPC server. There is no replication: the test
+chooses leaders (`move_leader`), all brokers share the partition's log, and a follower (`FakeFollower`) serves the part
+of the log that the test allows. Leaders redirect consumers to followers in their rack (KIP-392). Fetch sessions use the
+real broker's core (`fake_sessions`); a restarted broker has none. `inject` queues faults per method, `hook` runs before
+each request. To test a server, use the real broker.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Hook = Callable[[str, int, Any], Awaitable[Any]]
 
 @dataclass(slots=True)
 class Fault:
-    """What happens to the next calls of a method; see FakeCluster.inject."""
+    """A fault of the next calls of a method. See FakeCluster.inject."""
 
     code: ErrorCode | None
     times: int
@@ -49,7 +48,12 @@ class Fault:
 
 
 class FakeCluster:
-    """Brokers 1 to `brokers`. Use `async with`."""
+    """An in-memory cluster, started and stopped by `async with`.
+
+    Args: brokers: number of brokers, with ids from 1; session_slots: fetch session cache size of each broker.
+
+    `calls` records each request as (method, broker id, request). `hook` is awaited with the same values and may raise.
+    """
 
     def __init__(self, brokers: int = 1, session_slots: int = 1000) -> None:
         self.session_slots = session_slots
@@ -73,26 +77,26 @@ class FakeCluster:
     async def __aexit__(self, *_: object) -> None:
         for broker in list(self.brokers.values()):
             await broker.stop()
-            broker.let_port_go()
+            broker.release_port()
 
     @property
     def bootstrap(self) -> str:
-        """The brokers' addresses."""
+        """Bootstrap addresses: comma-separated host:port."""
         return ",".join(f"127.0.0.1:{broker.port}" for broker in self.brokers.values())
 
     async def add_broker(self, node_id: int) -> FakeBroker:
-        """One more broker."""
+        """Start another broker and return it."""
         broker = self.brokers[node_id] = FakeBroker(node_id, self)
         await broker.start()
         return broker
 
     def create_topic(self, name: str, partitions: int = 1, replicas: int = 1) -> FakeTopic:
-        """A new topic with leaders in turn; an old one of that name is forgotten with its records."""
+        """Create a topic with leaders assigned round-robin. Replaces a topic of that name and its records."""
         self.topics[name] = FakeTopic(name, secrets.token_bytes(16), self.partitions(partitions, replicas))
         return self.topics[name]
 
     def partitions(self, count: int, replicas: int = 1) -> list[FakePartition]:
-        """Empty partitions, led by the brokers in turn and followed by the next ones."""
+        """Return new partitions with leaders assigned round-robin; the next brokers are their followers."""
         ids = sorted(self.brokers)
         found = [FakePartition(ids[index % len(ids)]) for index in range(count)]
         for index, partition in enumerate(found):
@@ -101,7 +105,7 @@ class FakeCluster:
         return found
 
     def move_leader(self, topic: str, partition: int, leader_id: int) -> None:
-        """Another leader, in the next epoch; if it was a follower, the old one follows."""
+        """Make `leader_id` the leader in a new epoch (-1: no leader). A follower swaps roles with the leader."""
         found = self.topics[topic].partitions[partition]
         if found.followers.pop(leader_id, None) is not None:
             found.followers[found.leader_id] = FakeFollower()
@@ -121,16 +125,16 @@ class FakeCluster:
         twice: bool = False,
         delay_s: float = 0.0,
     ) -> None:
-        """The next `times` calls of `method` (as `Produce`) fail.
+        """Make the next `times` calls of `method`, for example "Produce", fail.
 
-        With `code` every partition (or those of `topic`) has that error; with `after` the request is done all the same.
-        `hang` never answers, `malformed` is answered as it is, and none of the three breaks the call. Only of a fetch:
-        `twice` does the request two times and gives the first answer, `delay_s` keeps the answer back for so long.
+        Args: code: error of every partition, or of those of `topic`; after: execute the request before failing; hang:
+        never respond; malformed: response to return; twice: execute a fetch twice and return the first response;
+        delay_s: delay the response of a fetch. With none of `code`, `hang` and `malformed`, the call is aborted.
         """
         self._faults.setdefault(method, []).append(Fault(code, times, after, hang, malformed, topic, twice, delay_s))
 
-    async def meet(self, method: str, node_id: int, request: Any) -> Fault | None:
-        """The fault of this call."""
+    async def take_fault(self, method: str, node_id: int, request: Any) -> Fault | None:
+        """Record a call, run the hook, and return the fault that applies to the call, or None."""
         self.calls.append((method, node_id, request))
         if self.hook is not None:
             await self.hook(method, node_id, request)
@@ -144,14 +148,14 @@ class FakeCluster:
         return fault
 
 
-def answering(
+def with_faults(
     respond: Callable[[FakeBroker, RequestT, Fault | None], ResponseT],
 ) -> Callable[[FakeBroker, RequestT, RequestContext], Awaitable[ResponseT]]:
-    """A handler that meets the faults of its method; `respond` is told of one, for errors of single partitions."""
+    """Wrap a method as a handler that applies injected faults. `respond` receives the fault for partition errors."""
 
     @functools.wraps(respond)
     async def handler(broker: FakeBroker, request: RequestT, _context: RequestContext) -> ResponseT:
-        fault = await broker.cluster.meet(api_of(request).rpc, broker.node_id, request)
+        fault = await broker.cluster.take_fault(api_of(request).rpc, broker.node_id, request)
         response = respond(broker, request, fault)
         if fault is None:
             return response
@@ -166,14 +170,14 @@ def answering(
     return handler
 
 
-def refusing(
+def with_error(
     respond: Callable[[FakeAdmin, RequestT, ErrorCode | None], ResponseT],
 ) -> Callable[[FakeAdmin, RequestT, RequestContext], Awaitable[ResponseT]]:
-    """A handler that meets the faults of its method; `respond` gets the error to refuse the request with, if any."""
+    """Wrap a method as a handler that applies injected faults. `respond` receives the error to return, if any."""
 
     @functools.wraps(respond)
     async def handler(admin: FakeAdmin, request: RequestT, _context: RequestContext) -> ResponseT:
-        fault = await admin.cluster.meet(api_of(request).rpc, admin.node_id, request)
+        fault = await admin.cluster.take_fault(api_of(request).rpc, admin.node_id, request)
         if fault is not None and fault.code is None:
             raise ConnectionAbortedError("injected")
         return respond(admin, request, fault.code if fault is not None else None)
@@ -182,15 +186,15 @@ def refusing(
 
 
 class FakeAdmin:
-    """The service `Admin` of a broker: topics and their configurations."""
+    """The `Admin` service of a fake broker: topics, configurations, elections and reassignments."""
 
     def __init__(self, cluster: FakeCluster, node_id: int) -> None:
         self.cluster = cluster
         self.node_id = node_id
 
-    @refusing
+    @with_error
     def create_topics(self, request: m.CreateTopicsRequest, code: ErrorCode | None) -> m.CreateTopicsResponse:
-        """CreateTopics."""
+        """Handle CreateTopics."""
         results = []
         for topic in request.topics:
             error = code or (ErrorCode.TOPIC_ALREADY_EXISTS if topic.name in self.cluster.topics else None)
@@ -206,9 +210,9 @@ class FakeAdmin:
             results.append(m.CreatableTopicResult(topic.name, topic_id, num_partitions=count, replication_factor=1))
         return m.CreateTopicsResponse(topics=results)
 
-    @refusing
+    @with_error
     def delete_topics(self, request: m.DeleteTopicsRequest, code: ErrorCode | None) -> m.DeleteTopicsResponse:
-        """DeleteTopics, by name."""
+        """Handle DeleteTopics by name."""
         results = []
         for topic in request.topics:
             found = None if code else self.cluster.topics.pop(topic.name or "", None)
@@ -216,59 +220,61 @@ class FakeAdmin:
             results.append(m.DeletableTopicResult(topic.name, found.topic_id if found else b"", error))
         return m.DeleteTopicsResponse(responses=results)
 
-    @refusing
+    @with_error
     def create_partitions(
         self, request: m.CreatePartitionsRequest, code: ErrorCode | None
     ) -> m.CreatePartitionsResponse:
-        """CreatePartitions."""
+        """Handle CreatePartitions."""
         results = []
-        for asked in request.topics:
-            found = self.cluster.topics.get(asked.name)
-            if code or found is None or asked.count <= len(found.partitions):
+        for topic in request.topics:
+            found = self.cluster.topics.get(topic.name)
+            if code or found is None or topic.count <= len(found.partitions):
                 error = code or (ErrorCode.INVALID_PARTITIONS if found else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-                results.append(m.CreatePartitionsTopicResult(asked.name, error))
+                results.append(m.CreatePartitionsTopicResult(topic.name, error))
                 continue
-            fresh = self.cluster.partitions(asked.count)
+            fresh = self.cluster.partitions(topic.count)
             found.partitions.extend(fresh[len(found.partitions) :])
-            results.append(m.CreatePartitionsTopicResult(asked.name))
+            results.append(m.CreatePartitionsTopicResult(topic.name))
         return m.CreatePartitionsResponse(results=results)
 
-    @refusing
+    @with_error
     def describe_configs(self, request: m.DescribeConfigsRequest, code: ErrorCode | None) -> m.DescribeConfigsResponse:
-        """DescribeConfigs of topics: what was set."""
+        """Handle DescribeConfigs of topics; returns only values that were set."""
         results = []
-        for asked in request.resources:
-            found = self.cluster.topics.get(asked.resource_name)
+        for resource in request.resources:
+            found = self.cluster.topics.get(resource.resource_name)
             error = code or (ErrorCode.NONE if found else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             values = [
                 m.DescribeConfigsResourceResult(name, value, False, 1)
                 for name, value in (found.configs if found else {}).items()
-                if not asked.configuration_keys or name in asked.configuration_keys
+                if not resource.configuration_keys or name in resource.configuration_keys
             ]
-            results.append(m.DescribeConfigsResult(error, None, asked.resource_type, asked.resource_name, values))
+            results.append(m.DescribeConfigsResult(error, None, resource.resource_type, resource.resource_name, values))
         return m.DescribeConfigsResponse(results=results)
 
-    @refusing
+    @with_error
     def incremental_alter_configs(
         self, request: m.IncrementalAlterConfigsRequest, code: ErrorCode | None
     ) -> m.IncrementalAlterConfigsResponse:
-        """IncrementalAlterConfigs of topics: set and delete."""
+        """Handle the operations SET and DELETE of IncrementalAlterConfigs, for topics."""
         responses = []
-        for asked in request.resources:
-            found = self.cluster.topics.get(asked.resource_name)
+        for resource in request.resources:
+            found = self.cluster.topics.get(resource.resource_name)
             error = code or (ErrorCode.NONE if found else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             if found is not None and not error and not request.validate_only:
-                for each in asked.configs:
+                for each in resource.configs:
                     if each.config_operation == 1:
                         found.configs.pop(each.name, None)
                     else:
                         found.configs[each.name] = each.value or ""
-            responses.append(m.AlterConfigsResourceResponse(error, None, asked.resource_type, asked.resource_name))
+            responses.append(
+                m.AlterConfigsResourceResponse(error, None, resource.resource_type, resource.resource_name)
+            )
         return m.IncrementalAlterConfigsResponse(responses=responses)
 
-    @refusing
+    @with_error
     def elect_leaders(self, request: m.ElectLeadersRequest, code: ErrorCode | None) -> m.ElectLeadersResponse:
-        """ElectLeaders; there is always a leader, so that an unclean election is never needed."""
+        """Handle ElectLeaders. An unclean election is never needed."""
         if code is not None:
             return m.ElectLeadersResponse(error_code=code)
         wanted = {each.topic: each.partitions for each in request.topic_partitions or ()}
@@ -285,34 +291,34 @@ class FakeAdmin:
     def _elect(self, election_type: int, name: str, number: int) -> tuple[ErrorCode, str | None]:
         topic = self.cluster.topics.get(name)
         if topic is None or not 0 <= number < len(topic.partitions):
-            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no {name}-{number}"
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"partition {name}-{number} does not exist"
         found = topic.partitions[number]
         preferred = found.preferred_leader
         if election_type == m.ElectionType.UNCLEAN or found.leader_id == preferred:
-            return ErrorCode.ELECTION_NOT_NEEDED, f"broker {found.leader_id} leads"
+            return ErrorCode.ELECTION_NOT_NEEDED, f"broker {found.leader_id} is the leader already"
         if preferred not in found.isr:
-            return ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, f"broker {preferred} is behind"
+            return ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, f"broker {preferred} is not in sync"
         self.cluster.move_leader(name, number, preferred)
         return ErrorCode.NONE, None
 
-    @refusing
+    @with_error
     def list_partition_reassignments(
         self, request: m.ListPartitionReassignmentsRequest, code: ErrorCode | None
     ) -> m.ListPartitionReassignmentsResponse:
-        """ListPartitionReassignments: what the test says (`FakeCluster.reassigning`)."""
+        """Handle ListPartitionReassignments with the entries of `FakeCluster.reassigning`."""
         if code is not None:
             return m.ListPartitionReassignmentsResponse(error_code=code)
-        asked = {(topic.name, number) for topic in request.topics or () for number in topic.partition_indexes}
+        requested = {(topic.name, number) for topic in request.topics or () for number in topic.partition_indexes}
         found = [
             m.OngoingTopicReassignment(name, [one])
             for name, one in self.cluster.reassigning
-            if request.topics is None or (name, one.partition_index) in asked
+            if request.topics is None or (name, one.partition_index) in requested
         ]
         return m.ListPartitionReassignmentsResponse(topics=found)
 
 
 class FakeBroker:
-    """One broker; offers the services `Broker` and `Admin`."""
+    """A fake broker with the services `Broker` and `Admin`."""
 
     def __init__(self, node_id: int, cluster: FakeCluster) -> None:
         self.node_id = node_id
@@ -324,27 +330,27 @@ class FakeBroker:
         self.stopping = asyncio.Event()
 
     async def start(self, port: int = 0) -> None:
-        """Serve, again on the same port after a stop."""
+        """Start the server: on `port`, on the previous port after `stop`, or on a free one. Sessions start empty."""
         self.stopping.clear()
         self.sessions = FakeSessions(self.cluster.topics, self.cluster.session_slots)
         self._server = Server(pipeline_of({"Broker": self, "Admin": FakeAdmin(self.cluster, self.node_id)}))
         self.port = await self._server.start("127.0.0.1", port or self.port)
-        self.let_port_go()
+        self.release_port()
 
     async def stop(self) -> None:
-        """Answer no more; the port stays this broker's."""
+        """Stop the server but keep its port reserved."""
         self.stopping.set()
         server, self._server = self._server, None
         if server is not None:
             await server.stop(0)
-            # Who is given a free port by the system gets none that is bound; a server that asks for it by number does.
+            # The system never assigns a bound port. A server that requests it by number can still use it.
             self._kept_port = socket.socket()
             self._kept_port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with suppress(OSError):  # as before, if it is not free yet
+            with suppress(OSError):  # the port may not be free yet
                 self._kept_port.bind(("127.0.0.1", self.port))
 
-    def let_port_go(self) -> None:
-        """Anybody may have it."""
+    def release_port(self) -> None:
+        """Release the port that `stop` reserved."""
         kept, self._kept_port = self._kept_port, None
         if kept is not None:
             kept.close()
@@ -378,16 +384,16 @@ class FakeBroker:
 
     # -- Broker
 
-    @answering
+    @with_faults
     def init_producer_id(self, _request: m.InitProducerIdRequest, fault: Fault | None) -> m.InitProducerIdResponse:
-        """InitProducerId."""
+        """Handle InitProducerId."""
         if fault is not None:
             return m.InitProducerIdResponse(error_code=fault.code or ErrorCode.UNKNOWN_SERVER_ERROR)
         return m.InitProducerIdResponse(producer_id=next(self.cluster.producer_ids), producer_epoch=0)
 
-    @answering
+    @with_faults
     def produce(self, request: m.ProduceRequest, fault: Fault | None) -> m.ProduceResponse:
-        """Produce."""
+        """Handle Produce."""
         topics = []
         for topic in request.topic_data:
             parts = []
@@ -397,8 +403,8 @@ class FakeBroker:
                 if failing and fault is not None and not fault.after:
                     parts.append(m.PartitionProduceResponse(each.index, code or ErrorCode.UNKNOWN_SERVER_ERROR))
                     continue
-                answer = self._append(topic.name, topic.topic_id, each.index, each.records)
-                parts.append(answer._replace(error_code=code, base_offset=-1) if code else answer)
+                response = self._append(topic.name, topic.topic_id, each.index, each.records)
+                parts.append(response._replace(error_code=code, base_offset=-1) if code else response)
             topics.append(m.TopicProduceResponse(topic.name, topic.topic_id, parts))
         return m.ProduceResponse(topics, node_endpoints=self._endpoints())
 
@@ -429,8 +435,8 @@ class FakeBroker:
         ]
 
     async def fetch(self, request: m.FetchRequest, context: RequestContext) -> m.FetchResponse:
-        """Fetch, waiting for min_bytes at most max_wait_ms."""
-        fault = await self.cluster.meet("Fetch", self.node_id, request)
+        """Handle Fetch; waits for `min_bytes` for up to `max_wait_ms`."""
+        fault = await self.cluster.take_fault("Fetch", self.node_id, request)
         if fault is None:
             return await self._fetch(request, context, None)
         if fault.hang:
@@ -450,28 +456,28 @@ class FakeBroker:
         return response
 
     async def _fetch(self, request: m.FetchRequest, context: RequestContext, fault: Fault | None) -> m.FetchResponse:
-        def broken(topic: str) -> ErrorCode:
+        def error_of(topic: str) -> ErrorCode:
             if fault is None or fault.code is None or fault.topic not in (None, topic):
                 return ErrorCode.NONE
             return fault.code
 
         if fault is not None and fault.code is not None:
-            self.sessions.disturb()
+            self.sessions.mark_all_changed()
             request = request._replace(max_wait_ms=0)
         prefers: Preference = lambda found: -1  # noqa: E731
         if request.replica_id == -1 and request.rack_id:
             prefers = lambda found: found.preferred(request.rack_id, self.cluster.racks)  # noqa: E731
-        reader = FakeReader(self.cluster.topics, self.node_id, self._served, broken, prefers)
+        reader = FakeReader(self.cluster.topics, self.node_id, self._served, error_of, prefers)
         response = await self.sessions.fetch(request, context.client_id, reader, self._wait)
         if fault is not None and fault.code is not None:
-            self.sessions.disturb()
+            self.sessions.mark_all_changed()
         return response._replace(node_endpoints=self._endpoints())
 
     async def list_fetch_sessions(
         self, request: m.ListFetchSessionsRequest, _context: RequestContext
     ) -> m.ListFetchSessionsResponse:
-        """ListFetchSessions."""
-        fault = await self.cluster.meet("ListFetchSessions", self.node_id, request)
+        """Handle ListFetchSessions."""
+        fault = await self.cluster.take_fault("ListFetchSessions", self.node_id, request)
         if fault is not None and fault.hang:
             await self.stopping.wait()
         if fault is not None and fault.code is not None:
@@ -488,9 +494,9 @@ class FakeBroker:
                 wait.cancel()
         return seconds > 0 and not self.stopping.is_set()
 
-    @answering
+    @with_faults
     def list_offsets(self, request: m.ListOffsetsRequest, fault: Fault | None) -> m.ListOffsetsResponse:
-        """ListOffsets; timestamps are those of whole batches."""
+        """Handle ListOffsets. Timestamp lookups use the batches' maximum timestamps."""
         return m.ListOffsetsResponse(
             topics=[
                 m.ListOffsetsTopicResponse(
@@ -503,33 +509,33 @@ class FakeBroker:
         )
 
     def _offset(
-        self, topic: str, topic_id: bytes, asked: m.ListOffsetsPartition, fault: Fault | None
+        self, topic: str, topic_id: bytes, requested: m.ListOffsetsPartition, fault: Fault | None
     ) -> m.ListOffsetsPartitionResponse:
-        index = asked.partition_index
+        index = requested.partition_index
         if fault is not None:
             return m.ListOffsetsPartitionResponse(index, fault.code or 0)
-        found = self._led(topic, topic_id, index, asked.current_leader_epoch)
+        found = self._led(topic, topic_id, index, requested.current_leader_epoch)
         if isinstance(found, ErrorCode):
             return m.ListOffsetsPartitionResponse(index, found)
         epoch = found.leader_epoch
-        if asked.timestamp == -1:
+        if requested.timestamp == -1:
             return m.ListOffsetsPartitionResponse(index, 0, -1, found.end_offset, epoch)
-        if asked.timestamp == -2:
+        if requested.timestamp == -2:
             return m.ListOffsetsPartitionResponse(index, 0, -1, found.log_start_offset, epoch)
         headers = [header for header, _ in found.batches]
-        if asked.timestamp == -3:
+        if requested.timestamp == -3:
             headers = sorted(headers, key=lambda header: -header.max_timestamp)
         for header in headers:
-            if asked.timestamp == -3 or header.max_timestamp >= asked.timestamp:
-                place = (header.max_timestamp, header.base_offset, header.partition_leader_epoch)
-                return m.ListOffsetsPartitionResponse(index, 0, *place)
+            if requested.timestamp == -3 or header.max_timestamp >= requested.timestamp:
+                found_at = (header.max_timestamp, header.base_offset, header.partition_leader_epoch)
+                return m.ListOffsetsPartitionResponse(index, 0, *found_at)
         return m.ListOffsetsPartitionResponse(index, 0)
 
-    @answering
+    @with_faults
     def offsets_for_leader_epoch(
         self, request: m.OffsetsForLeaderEpochRequest, fault: Fault | None
     ) -> m.OffsetsForLeaderEpochResponse:
-        """OffsetsForLeaderEpoch."""
+        """Handle OffsetsForLeaderEpoch."""
         topics = []
         for topic in request.topics:
             parts = []
@@ -545,9 +551,9 @@ class FakeBroker:
             topics.append(m.OffsetForLeaderTopicResult(topic.topic, topic.topic_id, parts))
         return m.OffsetsForLeaderEpochResponse(topics=topics)
 
-    @answering
+    @with_faults
     def delete_records(self, request: m.DeleteRecordsRequest, fault: Fault | None) -> m.DeleteRecordsResponse:
-        """DeleteRecords."""
+        """Handle DeleteRecords."""
         topics = []
         for topic in request.topics:
             parts = []
@@ -569,9 +575,9 @@ class FakeBroker:
             topics.append(m.DeleteRecordsTopicResult(topic.name, parts))
         return m.DeleteRecordsResponse(topics=topics)
 
-    @answering
+    @with_faults
     def metadata(self, request: m.MetadataRequest, fault: Fault | None) -> m.MetadataResponse:
-        """Metadata."""
+        """Handle Metadata."""
         cluster = self.cluster
         names = list(cluster.topics) if request.topics is None else [each.name or "" for each in request.topics]
         topics = []

@@ -1,4 +1,4 @@
-"""Topics and partitions of the cluster in memory, and how far their followers are; see `fake_broker`."""
+"""Topics, partitions and followers of the in-memory cluster. See `fake_broker`."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from kipmesh.messages import EpochEndOffset
 
 @dataclass(slots=True)
 class FakeFollower:
-    """A replica that serves readers: all of the leader's log, or what the test says. None: as the leader."""
+    """A follower that serves consumers. A value of None means: the same as the leader."""
 
     log_start_offset: int | None = None
     end_offset: int | None = None
-    told: int | None = None
-    """The leader's high watermark as it was last told."""
+    known_high_watermark: int | None = None
+    """The high watermark that the follower received last."""
     code: ErrorCode | None = None
-    """Every fetch has this error."""
+    """Error of every fetch from this follower."""
     is_in_sync: bool = True
     is_online: bool = True
 
 
 @dataclass(slots=True)
 class FakePartition:
-    """A partition: its batches, who leads it since where, and who follows."""
+    """A partition: its leader, followers and record batches."""
 
     leader_id: int
     leader_epoch: int = 0
@@ -36,7 +36,7 @@ class FakePartition:
     end_offset: int = 0
     followers: dict[int, FakeFollower] = field(default_factory=dict)
     preferred_leader: int = -1
-    """Who led first; set by itself."""
+    """The first leader; set on construction."""
     producers: ProducerStates = field(default_factory=ProducerStates)
 
     def __post_init__(self) -> None:
@@ -44,28 +44,31 @@ class FakePartition:
 
     @property
     def replicas(self) -> tuple[int, ...]:
-        """The leader first."""
+        """Broker ids of all replicas, leader first."""
         return (self.leader_id, *self.followers)
 
     @property
     def isr(self) -> tuple[int, ...]:
-        """The leader, and who is in sync."""
+        """Broker ids of the in-sync replicas, leader first."""
         return (self.leader_id, *[node for node, each in self.followers.items() if each.is_in_sync])
 
     @property
     def offline(self) -> tuple[int, ...]:
-        """Who is fenced."""
+        """Broker ids of the offline followers."""
         return tuple([node for node, each in self.followers.items() if not each.is_online])
 
     def preferred(self, rack_id: str, racks: Mapping[int, str]) -> int:
-        """The first online follower in sync in that rack; -1 if there is none, or the leader is there."""
+        """Return the first online in-sync follower in the rack; -1 if there is none or the leader is in it."""
         if racks.get(self.leader_id) == rack_id:
             return -1
         good = [node for node, each in self.followers.items() if each.is_in_sync and each.is_online]
         return next((node for node in good if racks.get(node) == rack_id), -1)
 
     def append(self, batch: bytes) -> int:
-        """Append as the leader; the base offset, of a repeated batch the first one. KafkaError for wrong sequences."""
+        """Append a batch as the leader and return its base offset, or that of the original if it is a duplicate.
+
+        Raises KafkaError for wrong sequence numbers of an idempotent producer.
+        """
         produced = parse_header(batch)
         if produced.producer_id >= 0:
             repeated = self.producers.check(produced)
@@ -80,7 +83,7 @@ class FakePartition:
         return base
 
     def truncate(self, offset: int) -> None:
-        """Drop all batches from `offset` on."""
+        """Remove all batches that end after `offset`."""
         self.batches = [each for each in self.batches if each[0].next_offset <= offset]
         self.end_offset = self.batches[-1][0].next_offset if self.batches else self.log_start_offset
         self.producers.truncate(self.end_offset)
@@ -88,7 +91,7 @@ class FakePartition:
 
 @dataclass(slots=True)
 class FakeTopic:
-    """A topic."""
+    """A topic of the in-memory cluster."""
 
     name: str
     topic_id: bytes
@@ -97,7 +100,7 @@ class FakeTopic:
 
 
 def epoch_end(partition: FakePartition, epoch: int) -> EpochEndOffset:
-    """Where the largest epoch <= `epoch` ends."""
+    """Return the largest epoch <= `epoch` and its end offset; (-1, -1) if unknown (KIP-320)."""
     if epoch == partition.leader_epoch:
         return EpochEndOffset(epoch, partition.end_offset)
     earlier = [header for header, _ in partition.batches if header.partition_leader_epoch <= epoch]

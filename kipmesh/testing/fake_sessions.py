@@ -1,8 +1,7 @@
-"""Fetch sessions of a fake broker: the core of the real ones, over partitions that tests change as they like.
+"""Fetch sessions of a fake broker, with the real broker's core.
 
-Nobody tells a fake broker what a test does to its partitions; so it compares all of them with what they were before
-each read. That is O(partitions) and what the real broker must never do, but here it makes the rules of sessions hold
-whatever a test does.
+Tests change partitions directly, without notifying the sessions. Each read therefore compares all partitions with their
+previous state and marks the changed ones. This is O(partitions), which the real broker must avoid.
 """
 
 from __future__ import annotations
@@ -32,70 +31,77 @@ from kipmesh.testing.fake_partitions import FakePartition, FakeTopic, epoch_end
 
 Topics = dict[str, FakeTopic]
 Preference = Callable[[FakePartition], int]
-"""To whom a leader sends the reader, -1 for nobody."""
+"""Returns the preferred read replica of a partition, or -1."""
 _Seen = tuple[str, int, int, int, int, str]
 
 
 @dataclass(eq=False)
 class FakeReader:
-    """Reads for one fetch at a leader or follower. `served` finds a partition that this broker has, `broken` says which
-    topics have an error, `prefers` whom the reader is sent to."""
+    """Reads partitions for one fetch, at a leader or follower.
+
+    Args: served: returns a partition of this broker by topic, topic id, index and leader epoch, or an error; error_of:
+    returns the injected error of a topic; prefers: returns the preferred read replica.
+    """
 
     topics: Topics
     node_id: int
     served: Callable[[str, bytes, int, int], FakePartition | ErrorCode]
-    broken: Callable[[str], ErrorCode]
+    error_of: Callable[[str], ErrorCode]
     prefers: Preference
 
     def topic_name(self, topic_id: bytes) -> str:
-        """The name of the topic, empty if there is none."""
+        """Return the name of a topic, "" if the id is unknown."""
         return next((topic.name for topic in self.topics.values() if topic.topic_id == topic_id), "")
 
     def read(
-        self, topic: str, topic_id: bytes, asked: m.FetchPartition, max_bytes: int, min_one_batch: bool
+        self, topic: str, topic_id: bytes, requested: m.FetchPartition, max_bytes: int, min_one_batch: bool
     ) -> PartitionRead:
-        """Whole batches, or an error."""
+        """Read complete batches of a partition up to `max_bytes`, or return its error.
+
+        `min_one_batch` allows the first batch to exceed the limit.
+        """
         name = self.topic_name(topic_id) if topic_id and not topic else topic
-        index = asked.partition
+        index = requested.partition
         if topic_id and not name:
             return _error(index, ErrorCode.UNKNOWN_TOPIC_ID)
-        broken = self.broken(name)
-        if broken:
-            return _error(index, broken)
-        found = self.served(name, topic_id, index, asked.current_leader_epoch)
+        error = self.error_of(name)
+        if error:
+            return _error(index, error)
+        found = self.served(name, topic_id, index, requested.current_leader_epoch)
         if isinstance(found, ErrorCode):
             return _error(index, found, self._leader(name, index))
-        end, start, told = found.end_offset, found.log_start_offset, found.end_offset
+        end, start, high_watermark = found.end_offset, found.log_start_offset, found.end_offset
         follower = found.followers.get(self.node_id)
         if follower is not None:
             if follower.code is not None:
                 return _error(index, follower.code)
             start = start if follower.log_start_offset is None else follower.log_start_offset
             end = end if follower.end_offset is None else follower.end_offset
-            told = told if follower.told is None else follower.told
-        data = m.PartitionData(index, 0, told, told, start)
+            if follower.known_high_watermark is not None:
+                high_watermark = follower.known_high_watermark
+        data = m.PartitionData(index, 0, high_watermark, high_watermark, start)
         if follower is None:
             preferred = self.prefers(found)
             if preferred >= 0:
                 return PartitionRead(data._replace(preferred_read_replica=preferred), completes_fetch=True)
-        diverging = epoch_end(found, asked.last_fetched_epoch) if asked.last_fetched_epoch >= 0 else None
-        if diverging is not None and follower is None and start <= diverging.end_offset < asked.fetch_offset:
+        diverging = epoch_end(found, requested.last_fetched_epoch) if requested.last_fetched_epoch >= 0 else None
+        if diverging is not None and follower is None and start <= diverging.end_offset < requested.fetch_offset:
             return PartitionRead(data._replace(diverging_epoch=diverging), completes_fetch=True)
         code = offset_case(
-            asked.fetch_offset,
+            requested.fetch_offset,
             log_start_offset=start,
             log_end_offset=end,
-            high_watermark=min(end, told),
-            leader_high_watermark=told,
+            high_watermark=min(end, high_watermark),
+            leader_high_watermark=high_watermark,
         ).error_code
         if code:
             return PartitionRead(data._replace(error_code=code), completes_fetch=True)
         records: list[bytes] = []
         is_cut = False
         for header, batch in found.batches:
-            if header.next_offset <= asked.fetch_offset:
+            if header.next_offset <= requested.fetch_offset:
                 continue
-            if header.next_offset > min(end, told):
+            if header.next_offset > min(end, high_watermark):
                 break
             if len(batch) > max_bytes and not (min_one_batch and not records):
                 is_cut = True
@@ -116,7 +122,7 @@ def _error(index: int, code: ErrorCode, leader: m.LeaderIdAndEpoch | None = None
 
 
 class FakeSessions:
-    """The sessions of one broker between its start and its stop."""
+    """Fetch sessions of one broker, from its start to its stop. `slots` is the size of the cache."""
 
     def __init__(self, topics: Topics, slots: int) -> None:
         self.cache = FetchSessionCache(
@@ -132,8 +138,8 @@ class FakeSessions:
         reader: FakeReader,
         wait: Callable[[asyncio.Event, float], Awaitable[bool]],
     ) -> m.FetchResponse:
-        """One fetch. `wait(woken, seconds)` returns when something may have happened; False: answer now."""
-        self._notice()
+        """Handle one fetch. `wait(woken, seconds)` waits for a change and returns False when the fetch must respond."""
+        self._mark_changes()
         fetch = self.cache.begin(request, client_id, _now_ms())
         deadline = time.monotonic() + request.max_wait_ms / 1000
         woken = asyncio.Event()
@@ -141,11 +147,11 @@ class FakeSessions:
             fetch.read(reader)
             if not fetch.is_complete and request.max_wait_ms > 0:
                 fetch.wait(woken.set)
-                goes_on = True
-                while goes_on and not fetch.is_complete:
-                    goes_on = await wait(woken, deadline - time.monotonic())
+                may_wait = True
+                while may_wait and not fetch.is_complete:
+                    may_wait = await wait(woken, deadline - time.monotonic())
                     woken.clear()
-                    self._notice()
+                    self._mark_changes()
                     fetch.read(reader)
             return fetch.respond(_now_ms())
         except asyncio.CancelledError:
@@ -153,23 +159,23 @@ class FakeSessions:
             raise
 
     def list(self) -> list[m.FetchSession]:
-        """What there is, for ListFetchSessions."""
+        """Return all sessions for ListFetchSessions."""
         return [m.FetchSession(*each) for each in self.cache.list(_now_ms())]
 
-    def disturb(self) -> None:
-        """Every partition may answer otherwise than before."""
+    def mark_all_changed(self) -> None:
+        """Mark all partitions as changed, so that incremental fetches return them."""
         for key, (name, *_) in self._seen.items():
             self.cache.subscriptions.changed(key, name, LEADERSHIP)
 
-    # -- what may happen to sessions behind their clients' backs
+    # -- changes that clients do not request
 
     def evict(self, session_id: int | None = None) -> None:
-        """Sessions are gone, as after an eviction: this one or all."""
+        """Remove a session (None: all), as an eviction does."""
         for each in [one.session_id for one in self.cache.list(0)] if session_id is None else [session_id]:
             self._begin(each, -1).cancel()
 
     def overtake(self, session_id: int | None = None) -> None:
-        """Somebody else used the next epoch of this session, or of all."""
+        """Use the next epoch of a session (None: of all), as another client would."""
         for one in list(self.cache.list(0)):
             if session_id in (None, one.session_id):
                 self._begin(one.session_id, one.epoch).cancel()
@@ -179,7 +185,7 @@ class FakeSessions:
 
     # -- events
 
-    def _notice(self) -> None:
+    def _mark_changes(self) -> None:
         seen = dict(self._positions())
         for key, now in seen.items():
             before = self._seen.get(key)

@@ -12,7 +12,7 @@ import pytest
 
 from kipmesh.client import Consumer
 from kipmesh.client.consumer import replica_selection
-from kipmesh.client.consumer.broker_fetches import FOLLOWER_SILENCE_MS
+from kipmesh.client.consumer.broker_fetches import FOLLOWER_TIMEOUT_MS
 from kipmesh.client.consumer.replica_selection import ReplicaReturn
 from kipmesh.client.consumer.rules.values import ReaderConfig
 from kipmesh.client.records import encode_batch
@@ -36,7 +36,7 @@ RACKS = {1: "rack-a", 2: "rack-b", 3: "rack-c"}
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A follower is not left because this machine stands still for a second, but where that is what a test is about."""
-    monkeypatch.setattr(replica_selection, "ReaderConfig", partial(ReaderConfig, follower_silence_ms=600_000))
+    monkeypatch.setattr(replica_selection, "ReaderConfig", partial(ReaderConfig, follower_timeout_ms=600_000))
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ async def test_what_the_follower_cannot_do_the_leader_does(code: ErrorCode) -> N
 @pytest.mark.parametrize("how", ["killed", "silent"])
 async def test_a_follower_that_is_gone_is_left_within_two_seconds(how: str) -> None:
     config: dict[str, Any] = {**FAST, "fetch.max.wait.ms": 500, "request.timeout.ms": 200_000}
-    assert config["fetch.max.wait.ms"] + FOLLOWER_SILENCE_MS < 2000
+    assert config["fetch.max.wait.ms"] + FOLLOWER_TIMEOUT_MS < 2000
     async with mesh() as cluster, Consumer(cluster.bootstrap, **config) as consumer:
         consumer.assign([("t", 0)])
         fill(cluster)
@@ -256,11 +256,11 @@ async def test_a_follower_that_is_behind_neither_resets_nor_lowers_the_high_wate
         await read(consumer, 0, 10)
         assert consumer.high_watermark(("t", 0)) == 10
         behind = follower(cluster)
-        behind.end_offset, behind.told = 5, 5  # as after an unclean election: too large
+        behind.end_offset, behind.known_high_watermark = 5, 5  # as after an unclean election: too large
         fill(cluster)
         await read(consumer, 10, 10)
         assert consumer.high_watermark(("t", 0)) == 20
-        behind.log_start_offset, behind.end_offset, behind.told = 40, None, None  # too small
+        behind.log_start_offset, behind.end_offset, behind.known_high_watermark = 40, None, None  # too small
         fill(cluster)
         await read(consumer, 20, 10)
         behind.log_start_offset, behind.end_offset = None, 25  # not there yet

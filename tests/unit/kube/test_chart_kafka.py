@@ -17,7 +17,7 @@ from kipmesh.core.config import BrokerConfig, ControllerConfig
 from kipmesh.core.config.node import ConsumerServiceConfig
 from kipmesh.kube import prepare
 from kipmesh.kube.__main__ import main
-from kipmesh.kube.api import ServicePlace
+from kipmesh.kube.api import ServiceEndpoint
 from kipmesh.node.settings import read_properties
 from kipmesh.transport.tls.making import Authority
 from tests.unit.kube.chart_of_tests import Manifest, containers, needs_helm, of_kind, pod_templates, render, selects
@@ -32,7 +32,7 @@ PROBES = ("startup", "readiness", "liveness")
 class ApiOfTests:
     """Kubernetes: each Service has the port that its name says, nodes have an address."""
 
-    place = ServicePlace(is_node_port=True, port=31000, address=None)
+    place = ServiceEndpoint(is_node_port=True, port=31000, address=None)
 
     def node_labels(self, name: str) -> dict[str, str]:
         return {"topology.kubernetes.io/zone": f"zone-of-{name}"}
@@ -41,7 +41,7 @@ class ApiOfTests:
         assert name == "n7"
         return "192.0.2.7"
 
-    def service_place(self, namespace: str, name: str) -> ServicePlace:
+    def service_endpoint(self, namespace: str, name: str) -> ServiceEndpoint:
         assert namespace == "ns"
         return self.place._replace(port=self.place.port + int(name.split("-")[-2]))
 
@@ -71,7 +71,7 @@ def prepared(manifests: list[Manifest], kind: str, ordinal: int, folder: Path) -
 def api(monkeypatch: pytest.MonkeyPatch) -> ApiOfTests:
     it = ApiOfTests()
     monkeypatch.setattr(prepare, "KubeApi", lambda: it)
-    monkeypatch.setattr(prepare, "ASK_FOR_S", 0.0)
+    monkeypatch.setattr(prepare, "RETRY_TIMEOUT_S", 0.0)
     return it
 
 
@@ -110,14 +110,14 @@ def test_each_broker_is_told_where_it_is_reached_by_its_port_of_nodes(api: ApiOf
 @pytest.mark.parametrize(
     ("values", "place", "expected"),
     [
-        ("host=kafka.example", ServicePlace(True, 31000, None), "kafka.example:31001"),
-        ("domain=kafka.example", ServicePlace(True, 31000, None), "mesh-kipmesh-followers-1.kafka.example:31001"),
-        ("type=LoadBalancer", ServicePlace(False, 9094, "203.0.113.9"), "203.0.113.9:9095"),
-        ("type=LoadBalancer", ServicePlace(False, 9094, "2001:db8::9"), "[2001:db8::9]:9095"),
+        ("host=kafka.example", ServiceEndpoint(True, 31000, None), "kafka.example:31001"),
+        ("domain=kafka.example", ServiceEndpoint(True, 31000, None), "mesh-kipmesh-followers-1.kafka.example:31001"),
+        ("type=LoadBalancer", ServiceEndpoint(False, 9094, "203.0.113.9"), "203.0.113.9:9095"),
+        ("type=LoadBalancer", ServiceEndpoint(False, 9094, "2001:db8::9"), "[2001:db8::9]:9095"),
     ],
 )
 def test_external_listener_advertises_the_place_of_its_service(
-    values: str, place: ServicePlace, expected: str, api: ApiOfTests, tmp_path: Path
+    values: str, place: ServiceEndpoint, expected: str, api: ApiOfTests, tmp_path: Path
 ) -> None:
     api.place = place
     manifests = render(*EXTERNAL, "--set", f"kafka.external.{values}")
@@ -129,7 +129,7 @@ def test_external_listener_advertises_the_place_of_its_service(
 def test_a_load_balancer_without_an_address_is_waited_for(
     api: ApiOfTests, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    api.place = ServicePlace(False, 9094, None)
+    api.place = ServiceEndpoint(False, 9094, None)
     manifests = render(*EXTERNAL, "--set", "kafka.external.type=LoadBalancer")
     with pytest.raises(AssertionError):
         prepared(manifests, "leaders", 0, tmp_path)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kipmesh.kube import leave
-from kipmesh.kube.api import ForbiddenError, KubeApi, KubeError, Lease, NotFoundError, ServicePlace
+from kipmesh.kube.api import ForbiddenError, KubeApi, KubeError, Lease, NotFoundError, ServiceEndpoint
 
 STATEFUL_SET = "/apis/apps/v1/namespaces/ns/statefulsets/m-followers"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/m-leaving"
@@ -113,21 +113,21 @@ def service(kind: str, node_port: int | None = None, **ingress: str) -> dict[str
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        (service("NodePort", 31000), ServicePlace(True, 31000, None)),
-        (service("LoadBalancer", 31000), ServicePlace(False, 9094, None)),
-        (service("LoadBalancer", 31000, ip="192.0.2.1"), ServicePlace(False, 9094, "192.0.2.1")),
-        (service("LoadBalancer", hostname="a.example", ip="192.0.2.1"), ServicePlace(False, 9094, "a.example")),
+        (service("NodePort", 31000), ServiceEndpoint(True, 31000, None)),
+        (service("LoadBalancer", 31000), ServiceEndpoint(False, 9094, None)),
+        (service("LoadBalancer", 31000, ip="192.0.2.1"), ServiceEndpoint(False, 9094, "192.0.2.1")),
+        (service("LoadBalancer", hostname="a.example", ip="192.0.2.1"), ServiceEndpoint(False, 9094, "a.example")),
     ],
 )
-def test_external_service_has_its_address_and_port(server: Server, answer: Any, expected: ServicePlace) -> None:
+def test_external_service_has_its_address_and_port(server: Server, answer: Any, expected: ServiceEndpoint) -> None:
     server.answers["GET", SERVICE] = (200, answer)
-    assert KubeApi().service_place("ns", "m-followers-0-external") == expected
+    assert KubeApi().service_endpoint("ns", "m-followers-0-external") == expected
 
 
 def test_internal_service_is_refused(server: Server) -> None:
     server.answers["GET", SERVICE] = (200, service("ClusterIP"))
-    with pytest.raises(KubeError, match="of type ClusterIP is not reached from outside"):
-        KubeApi().service_place("ns", "m-followers-0-external")
+    with pytest.raises(KubeError, match="must be of type NodePort or LoadBalancer, got ClusterIP"):
+        KubeApi().service_endpoint("ns", "m-followers-0-external")
 
 
 @pytest.mark.parametrize(
@@ -176,9 +176,9 @@ def test_a_release_that_is_uninstalled_is_not_held_up(
     server: Server, answer: tuple[int, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr(leave, "say", told.append)
-    monkeypatch.setattr(leave, "REFUSED_FOR_S", 0.0)
+    monkeypatch.setattr(leave, "log_line", told.append)
+    monkeypatch.setattr(leave, "FORBIDDEN_FOR_S", 0.0)
     server.answers["GET", STATEFUL_SET] = answer
-    place = leave.Place("ns", "m-followers", "m-followers-0", "m-leaving")
+    place = leave.PodRef("ns", "m-followers", "m-followers-0", "m-leaving")
     assert leave.main(place, 101, {"bootstrap.servers": "127.0.0.1:1"}, 60) == 0
-    assert told[0].endswith("nothing is waited for")
+    assert told[0].endswith("stopping without waiting")

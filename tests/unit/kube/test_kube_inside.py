@@ -49,7 +49,7 @@ def test_node_process_falls_back_to_process_1(proc: Path) -> None:
 def test_process_1_is_not_held(proc: Path, capsys: pytest.CaptureFixture[str]) -> None:
     process(proc, 1, "python", "-m", "kipmesh_leader")
     assert main(["hold"]) == 1
-    assert "cannot hold: process 1 cannot be held from within" in capsys.readouterr().err
+    assert "cannot hold: cannot pause process 1 from inside its pod" in capsys.readouterr().err
 
 
 def state_of(process_id: int) -> str:
@@ -78,10 +78,10 @@ def until(is_so: Any) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux'")
 def test_pressure_is_there_until_it_is_relieved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inside, "PRESSING", tmp_path / "pressing")
+    monkeypatch.setattr(inside, "PID_FILE", tmp_path / "pressing")
     monkeypatch.setattr(inside, "memory_bytes", lambda: (64 << 20, 16 << 20))
     assert main(["press", "--cpu=1", "--memory-share=0.5", "--for-s=600"]) == 0
-    group = int(inside.PRESSING.read_text())
+    group = int(inside.PID_FILE.read_text())
     try:
 
         def held_bytes() -> int:
@@ -95,18 +95,18 @@ def test_pressure_is_there_until_it_is_relieved(tmp_path: Path, monkeypatch: pyt
     _, status = os.waitpid(group, 0)
     assert os.WTERMSIG(status) == signal.SIGKILL
     assert main(["relieve"]) == 0
-    assert not inside.PRESSING.exists()
+    assert not inside.PID_FILE.exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux'")
 def test_a_group_that_is_no_pressure_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inside, "PRESSING", tmp_path / "pressing")
+    monkeypatch.setattr(inside, "PID_FILE", tmp_path / "pressing")
     words = [sys.executable, "-c", "import time; time.sleep(600)"]
     with subprocess.Popen(words, start_new_session=True) as another:
         try:
-            inside.PRESSING.write_text(str(another.pid))
+            inside.PID_FILE.write_text(str(another.pid))
             assert main(["relieve"]) == 0
-            assert not inside.PRESSING.exists()
+            assert not inside.PID_FILE.exists()
         finally:
             another.terminate()  # SIGKILL, had it been sent, would have been first
     assert another.returncode == -signal.SIGTERM
@@ -114,15 +114,15 @@ def test_a_group_that_is_no_pressure_is_left_alone(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux'")
 def test_pressure_whose_leader_was_killed_is_relieved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inside, "PRESSING", tmp_path / "pressing")
+    monkeypatch.setattr(inside, "PID_FILE", tmp_path / "pressing")
     assert main(["press", "--cpu=1", "--for-s=600"]) == 0
-    group = int(inside.PRESSING.read_text())
-    until(lambda: len(inside.pressing(group)) == 2)
+    group = int(inside.PID_FILE.read_text())
+    until(lambda: len(inside.pressure_processes(group)) == 2)
     os.kill(group, signal.SIGKILL)
     os.waitpid(group, 0)
-    assert len(inside.pressing(group)) == 1
+    assert len(inside.pressure_processes(group)) == 1
     assert main(["relieve"]) == 0
-    until(lambda: not inside.pressing(group))
+    until(lambda: not inside.pressure_processes(group))
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -140,7 +140,7 @@ def test_memory_limit_and_usage_are_read_from_the_cgroup(
     (folder / "memory.stat").write_text("anon 5\ninactive_file 200\ntotal_inactive_file 200\n")
     assert inside.memory_bytes() == (1000, 500)
     (folder / limit).write_text("max\n" if version == 2 else "9223372036854771712\n")
-    with pytest.raises(ValueError, match="no limit of memory"):
+    with pytest.raises(ValueError, match="no memory limit"):
         inside.memory_bytes()
 
 
@@ -176,13 +176,13 @@ class ApiOfTests:
 def release(monkeypatch: pytest.MonkeyPatch, *said: str | KubeError) -> tuple[kube_release.KubeRelease, ApiOfTests]:
     api = ApiOfTests(list(said))
     monkeypatch.setattr(kube_release, "KubeApi", lambda: api)
-    monkeypatch.setattr(kube_release, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(kube_release, "POLL_INTERVAL_S", 0.0)
     return kube_release.KubeRelease("ns", "m"), api
 
 
 def test_a_volume_is_filled_only_when_it_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     it, api = release(monkeypatch, f"/dev/vda {99 << 20} 5 {50 << 20} 1% /var/lib/kipmesh\n")
-    with pytest.raises(KubeError, match="has 50 GiB free: only a volume with an end of its own"):
+    with pytest.raises(KubeError, match="must have at most 4 GiB free to be filled, got 50 GiB"):
         it.fill("follower-1")
     assert len(api.ran) == 1
     it, api = release(monkeypatch, "tmpfs 65536 5 65000 1% /var/lib/kipmesh\n", "full\n")

@@ -13,7 +13,7 @@ from kipmesh.client.types import PartitionMetadata, TopicMetadata
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.kube import leave
 from kipmesh.kube.api import ForbiddenError, KubeError, Lease
-from kipmesh.kube.leave import LEASE_S, Place, Turns, lacking
+from kipmesh.kube.leave import LEASE_S, PodRef, StopLease, partitions_needing
 
 
 def topic(name: str, *partitions: tuple[tuple[int, ...], tuple[int, ...]]) -> TopicMetadata:
@@ -47,12 +47,12 @@ def topic(name: str, *partitions: tuple[tuple[int, ...], tuple[int, ...]]) -> To
 def test_leaving_broker_is_needed_by_partitions_at_min_isr(
     replicas: tuple[int, ...], isr: tuple[int, ...], minimum: int, is_needed: bool
 ) -> None:
-    assert bool(lacking([topic("t", (replicas, isr))], {"t": minimum}, 1)) is is_needed
+    assert bool(partitions_needing([topic("t", (replicas, isr))], {"t": minimum}, 1)) is is_needed
 
 
 def test_lacking_partitions_are_named() -> None:
     topics = [topic("a", ((1, 2), (1,)), ((2, 1), (1, 2))), topic("b", ((1, 2), (1,)))]
-    assert lacking(topics, {"a": 1, "b": 1}, 1) == ["a-0", "b-0"]
+    assert partitions_needing(topics, {"a": 1, "b": 1}, 1) == ["a-0", "b-0"]
 
 
 class LeaseOfTests:
@@ -77,37 +77,37 @@ class LeaseOfTests:
         return True
 
 
-def turns(api: LeaseOfTests, pod: str, broker_id: int) -> Turns:
-    return Turns(api, Place("ns", "m-followers", pod, "m-leaving"), broker_id)
+def turns(api: LeaseOfTests, pod: str, broker_id: int) -> StopLease:
+    return StopLease(api, PodRef("ns", "m-followers", pod, "m-leaving"), broker_id)
 
 
 def test_brokers_take_the_lease_one_after_the_other() -> None:
     api = LeaseOfTests()
     first, second = turns(api, "m-followers-0", 101), turns(api, "m-leaders-0", 1)
     everybody = [1, 101, 102]
-    assert first.take(everybody, 0) == ""
-    assert second.take(everybody, 0) == "m-followers-0/101"
-    assert second.take(everybody, LEASE_S) == "m-followers-0/101"
-    assert second.take([1, 102], LEASE_S) == ""  # its broker has stopped
-    assert first.take(everybody, LEASE_S) == "m-leaders-0/1"
+    assert first.acquire(everybody, 0) == ""
+    assert second.acquire(everybody, 0) == "m-followers-0/101"
+    assert second.acquire(everybody, LEASE_S) == "m-followers-0/101"
+    assert second.acquire([1, 102], LEASE_S) == ""  # its broker has stopped
+    assert first.acquire(everybody, LEASE_S) == "m-leaders-0/1"
 
 
 def test_lease_without_renewal_is_lost() -> None:
     api = LeaseOfTests()
     first, second = turns(api, "m-followers-0", 101), turns(api, "m-leaders-0", 1)
     everybody = [1, 101]
-    assert first.take(everybody, 0) == ""
-    assert second.take(everybody, 100) == "m-followers-0/101"
+    assert first.acquire(everybody, 0) == ""
+    assert second.acquire(everybody, 100) == "m-followers-0/101"
     first.renew()
-    assert second.take(everybody, 101 + LEASE_S) == "m-followers-0/101"
-    assert second.take(everybody, 102 + 2 * LEASE_S) == ""
+    assert second.acquire(everybody, 101 + LEASE_S) == "m-followers-0/101"
+    assert second.acquire(everybody, 102 + 2 * LEASE_S) == ""
 
 
 def test_lost_lease_is_not_renewed() -> None:
     api = LeaseOfTests()
     first, second = turns(api, "m-followers-0", 101), turns(api, "m-leaders-0", 1)
-    assert first.take([1, 101], 0) == ""
-    assert second.take([1], 0) == ""
+    assert first.acquire([1, 101], 0) == ""
+    assert second.acquire([1], 0) == ""
     first.renew()
     assert api.holder == "m-leaders-0/1"
 
@@ -115,7 +115,7 @@ def test_lost_lease_is_not_renewed() -> None:
 def test_conflicting_write_names_the_faster_holder() -> None:
     api = LeaseOfTests()
     api.loses = True
-    assert turns(api, "m-followers-0", 101).take([1, 101], 0) == "somebody who was faster"
+    assert turns(api, "m-followers-0", 101).acquire([1, 101], 0) == "another pod that acquired the lease first"
 
 
 class AdminOfTests:
@@ -134,16 +134,16 @@ class AdminOfTests:
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
-    monkeypatch.setattr(leave, "say", lines.append)
-    monkeypatch.setattr(leave, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(leave, "log_line", lines.append)
+    monkeypatch.setattr(leave, "POLL_INTERVAL_S", 0.0)
     return lines
 
 
 async def test_what_fails_on_a_busy_machine_is_asked_again(said: list[str]) -> None:
     slow = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "slow")
     admin: Any = AdminOfTests(slow, slow, [])
-    assert await leave._wait_until_spared(admin, 1, math.inf) == 0
-    assert [line for line in said if "asks again" in line] == ["broker 1 asks again: REQUEST_TIMED_OUT: slow"]
+    assert await leave._wait_until_not_needed(admin, 1, math.inf) == 0
+    assert [line for line in said if "retries" in line] == ["broker 1 retries: REQUEST_TIMED_OUT: slow"]
     assert "broker 1 may stop" in said[-1]
 
 
@@ -153,7 +153,7 @@ async def test_what_fails_on_a_busy_machine_is_asked_again(said: list[str]) -> N
 async def test_what_cannot_succeed_is_not_asked_again(code: ErrorCode, deadline: float, said: list[str]) -> None:
     admin: Any = AdminOfTests(KafkaError(code, "no"), [])
     with pytest.raises(KafkaError, match="no"):
-        await leave._wait_until_spared(admin, 1, deadline)
+        await leave._wait_until_not_needed(admin, 1, deadline)
     assert not said
 
 
@@ -202,19 +202,19 @@ def test_whether_it_goes_for_good_is_asked_for_again(
     api = KubeOfTests(*answers)
     left: list[bool] = []
 
-    async def leaves(*_: object, for_good: bool) -> int:
-        left.append(for_good)
+    async def leaves(*_: object, is_scaled_down: bool) -> int:
+        left.append(is_scaled_down)
         return 0
 
-    def asked(ask: Callable[[], Any]) -> Any:
+    def retry(ask: Callable[[], Any]) -> Any:
         return real(ask, lambda: api.now_s, api.sleep)
 
-    real = leave.asked
+    real = leave.retry
     lines: list[str] = []
-    for name, value in (("asked", asked), ("KubeApi", lambda: api), ("_leave", leaves), ("say", lines.append)):
+    for name, value in (("retry", retry), ("KubeApi", lambda: api), ("_leave", leaves), ("log_line", lines.append)):
         monkeypatch.setattr(leave, name, value)
     client: Mapping[str, str] = {"bootstrap.servers": "m:19092"}
-    assert leave.main(Place("ns", "m-followers", "m-followers-1", "m-leaving"), 101, client, 600) == 0
+    assert leave.main(PodRef("ns", "m-followers", "m-followers-1", "m-leaving"), 101, client, 600) == 0
     assert left == {FOR_GOOD: [True], RESTART: [False], AT_ONCE: []}[expected]
     assert api.now_s == seconds
     assert all(one != after for one, after in itertools.pairwise(lines))

@@ -52,7 +52,7 @@ def test_a_name_without_an_ordinal_is_refused(
     pod: str, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(base, tmp_path / "out", f"--pod={pod}") == 1
-    assert f"{pod!r} is no name of a StatefulSet's pod" in capsys.readouterr().err
+    assert f"the name of a StatefulSet's pod must end with -NUMBER, got {pod!r}" in capsys.readouterr().err
 
 
 def test_the_rack_is_what_the_label_says(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,9 +87,9 @@ def test_a_node_without_the_label_has_no_rack(
 def test_prepare_without_kubernetes_exits_with_one_line(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(prepare, "ASK_FOR_S", 0.0)
+    monkeypatch.setattr(prepare, "RETRY_TIMEOUT_S", 0.0)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
     assert run(base, tmp_path / "out", "--node=n2", "--label=zone") == 1
-    assert "cannot prepare: no Kubernetes: " in capsys.readouterr().err
+    assert "cannot prepare: cannot configure the Kubernetes client: " in capsys.readouterr().err

@@ -60,7 +60,7 @@ def pod(name: str, component: str) -> Any:
 def api(monkeypatch: pytest.MonkeyPatch) -> ApiOfTests:
     it = ApiOfTests()
     monkeypatch.setattr(kube_release, "KubeApi", lambda: it)
-    monkeypatch.setattr(kube_release, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(kube_release, "POLL_INTERVAL_S", 0.0)
     return it
 
 
@@ -107,7 +107,7 @@ def test_a_cut_that_did_not_end_in_time_is_still_known(api: ApiOfTests, monkeypa
     api.fails[END_OF_CUT] = 1
     with monkeypatch.context() as at_once:
         at_once.setattr(kube_release, "READY_TIMEOUT_S", -1.0)
-        with pytest.raises(KubeError, match="for follower-1 to be reached again: cannot"):
+        with pytest.raises(KubeError, match="for follower-1 to be reconnected: cannot"):
             release.reconnect("follower-1")
     assert api.labels("m-followers-0") == ["true"]
     release.undo_faults()
