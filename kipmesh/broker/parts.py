@@ -11,24 +11,23 @@ from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client import CollectorRegistry
 
-from kipmesh.broker.groups.group_metrics import GroupCollector
 from kipmesh.broker.groups.groups import GroupsHandler
 from kipmesh.broker.membership.controller_channel import ControllerChannel
 from kipmesh.broker.membership.forwarder import Forwarder
 from kipmesh.broker.membership.lifecycle import BrokerLifecycle
 from kipmesh.broker.membership.publisher import MetadataPublisher
 from kipmesh.broker.membership.quorum import BrokerQuorum
-from kipmesh.broker.observability.metrics import BrokerMetrics, PartitionCollector
+from kipmesh.broker.observability.metrics import BrokerMetrics, partition_metrics
 from kipmesh.broker.replication.cleaner import Cleaner
 from kipmesh.broker.replication.hosted_replicas import HostedReplicas
 from kipmesh.broker.replication.isolation import Isolation
 from kipmesh.broker.replication.isr_changes import IsrChanges
-from kipmesh.broker.replication.log_dirs import LogDirCollector, LogDirs
+from kipmesh.broker.replication.log_dirs import LogDirs
 from kipmesh.broker.replication.maintenance import Maintenance
 from kipmesh.broker.replication.replica import DirtyReplicas, Disk
 from kipmesh.broker.replication.replica_manager import ReplicaManager
 from kipmesh.broker.requests.fetch import FetchHandler
-from kipmesh.broker.requests.fetch_sessions import FetchSessionCollector, log_session, make_session_cache
+from kipmesh.broker.requests.fetch_sessions import fetch_session_metrics, log_session, make_session_cache
 from kipmesh.broker.requests.metadata import MetadataHandler
 from kipmesh.broker.requests.offsets import OffsetsHandler
 from kipmesh.broker.requests.produce import ProduceHandler
@@ -94,23 +93,23 @@ class BrokerParts:
         self._create_replication(owner)
         self._create_membership(owner)
         self._create_requests(owner)
-        registry = owner.registry
         self.trace: RequestTrace | None = None
         if config.mesh_trace_sample:
             from kipmesh.broker.observability.trace import RequestTrace  # rarely used: imported on demand
 
             self.trace = RequestTrace(
-                config, hosted, self.fetch_sessions, registry, lambda: self.quorum.replica.log if self.quorum else None
+                config, hosted, self.fetch_sessions, lambda: self.quorum.replica.log if self.quorum else None
             )
+            self.metrics.export(self.trace.metrics)
         self.faults: Faults | None = None
         if config.fault_injection_enable:
             from kipmesh.transport.faults import Faults  # rarely used: imported on demand
 
             self.faults = Faults()
-        registry.register(PartitionCollector(hosted))
-        registry.register(LogDirCollector(self.log_manager.directories))
-        registry.register(FetchSessionCollector(self.fetch_sessions))
-        registry.register(GroupCollector(self.groups, hosted))
+        self.metrics.export(partition_metrics, hosted)
+        self.metrics.export(fetch_session_metrics, self.fetch_sessions)
+        self.metrics.export(self.log_dirs.metrics)
+        self.metrics.export(self.groups.metrics)
 
     def _create_replication(self, owner: Owner) -> None:
         config, hosted, dirty, manager = self.config, self.hosted_replicas, self.dirty_replicas, self.log_manager
@@ -173,9 +172,8 @@ class BrokerParts:
             listeners=frozenset(endpoint.name for endpoint in config.kafka_endpoints),
         )
         self.fetch_sessions = make_session_cache(config, self.dirty_replicas.subscriptions, hosted, log_session)
-        propose_isr = self.isr_changes.propose
         self.fetch = FetchHandler(
-            config, hosted, self.fetch_sessions, metrics, propose_isr, monotonic_ms, self.selection
+            config, hosted, self.fetch_sessions, metrics, self.isr_changes.propose, monotonic_ms, self.selection
         )
         self.produce = ProduceHandler(config, hosted, metrics, self.disk, wall_ms)
         self.producer_ids = ProducerIdsHandler(config.node_id, self.channel, self.broker_epoch)

@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
+
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
 
 from kipmesh import messages as m
 from kipmesh.broker.groups.group_shard import GroupShard, OnDisconnect, RequestStep
@@ -24,7 +28,8 @@ from kipmesh.broker.replication.replica import Disk
 from kipmesh.broker.requests.selection import peer_host
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
-from kipmesh.core.group.coordinator import GROUP_METADATA_TOPIC, GroupCoordinator, partition_for
+from kipmesh.core.group.classic import GroupState
+from kipmesh.core.group.coordinator import GROUP_METADATA_TOPIC, partition_for
 from kipmesh.core.group.membership import is_too_long
 from kipmesh.core.group.offsets import commit_response
 from kipmesh.core.group.types import Client
@@ -305,9 +310,38 @@ class GroupsHandler:
 
     # --- metrics -----------------------------------------------------------------------------------------------------
 
-    def coordinators(self) -> list[GroupCoordinator]:
-        """Return the loaded coordinators. Callable from other threads."""
-        return [one.coordinator for one in list(self._shards.values()) if one.coordinator]
+    def metrics(self) -> Iterator[Metric]:
+        """Yield Kafka's gauges of groups, and `kafka_consumergroup_lag`. O(committed offsets).
+
+        Lags are known for partitions that this broker hosts, as leader or as follower. Committed offsets in other
+        partitions are counted, so that a gap does not look like a group that is up to date. Requests to their leaders
+        at each scrape would cost too much; `kipmesh group describe` sends them once. Callable from other threads.
+        """
+        coordinators = [shard.coordinator for shard in list(self._shards.values()) if shard.coordinator]
+        prefix, hosted = "kafka_coordinator_group_groupmetadatamanager_", self.hosted_replicas
+        states: Counter[GroupState] = Counter()
+        for coordinator in coordinators:
+            states.update(coordinator.group_states())
+        offsets = sum(coordinator.table.offset_count for coordinator in coordinators)
+        yield GaugeMetricFamily(prefix + "numoffsets", "Committed offsets that this broker coordinates.", offsets)
+        yield GaugeMetricFamily(prefix + "numgroups", "Groups that this broker coordinates.", states.total())
+        for state in GroupState:
+            text = f"Groups that this broker coordinates in state {state.value}."
+            yield GaugeMetricFamily(f"{prefix}numgroups{state.value.lower()}", text, states[state])
+        text = "Records between a group's committed offset and the high watermark."
+        lags = GaugeMetricFamily("kafka_consumergroup_lag", text, labels=["group", "topic", "partition"])
+        unknown = 0
+        for coordinator in coordinators:
+            for group_id, (topic, partition), offset in coordinator.table.committed():
+                replica = hosted.find_topic(b"", topic)[0].get(partition)
+                if replica is None:
+                    unknown += 1
+                else:
+                    lag = max(replica.leader_high_watermark - offset, 0)
+                    lags.add_metric([group_id, topic, str(partition)], lag)
+        yield lags
+        text = "Committed offsets without a lag, because this broker has no replica of their partition."
+        yield GaugeMetricFamily("kipmesh_consumergroup_unknown_lags", text, unknown)
 
 
 def _not_found(keys: Sequence[str], code: ErrorCode, message: str) -> m.FindCoordinatorResponse:

@@ -15,7 +15,7 @@ because its broker failed, may still receive TOPIC_ALREADY_EXISTS.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -35,8 +35,18 @@ SETTLE_TIMEOUT_S = 5.0
 
 WaitUntil = Callable[[Callable[[], bool], float], Awaitable[bool]]
 """Waits until a condition on the published metadata holds, for at most some seconds. Returns whether it holds."""
-Reconcile = Callable[[Any], Awaitable[Any]]
-"""Turns the response to a repeated request into one that reports the request's own work as success."""
+
+
+class Reconciliation(NamedTuple):
+    """Turns errors of a repeated request into success where the metadata shows the request's own change."""
+
+    results: str
+    """Field of the response with the results, or empty for the response itself."""
+    fix: Callable[[Any], Any]
+    """Returns a result, or its success."""
+    is_visible: Callable[[Any], bool] = lambda _result: True
+    """Whether this broker's metadata has the change behind a result."""
+
 
 _UNKNOWN = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 _EXISTS = (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS)
@@ -49,7 +59,7 @@ class Forwarder:
     """
 
     def __init__(self, channel: ControllerChannel, hosted_replicas: HostedReplicas, wait_until: WaitUntil) -> None:
-        if differing := {api.name for api in APIS if api.reconciles} ^ _RECONCILES.keys():
+        if differing := {api.name for api in APIS if api.reconciles} ^ _RECONCILIATIONS.keys():
             raise LookupError(
                 f"the table of APIs and forwarder.py differ in the APIs to reconcile: {', '.join(sorted(differing))}"
             )
@@ -63,9 +73,7 @@ class Forwarder:
         Returns the API's error response with INVALID_REQUEST if the request is too large, and with REQUEST_TIMED_OUT if
         no controller responded in time.
         """
-        reconcile: Reconcile | None = None
-        if api.reconciles:
-            reconcile = _RECONCILES[api.name](request, self._hosted_replicas, self._wait_until)
+        reconciliation = _RECONCILIATIONS[api.name](request, self._hosted_replicas) if api.reconciles else None
         timeout_s = context.respond_within(getattr(request, "timeout_ms", api.timeout_ms) / 1000)
         try:
             response, is_repeated = await self._channel.forward(api, request, timeout_s)
@@ -76,7 +84,14 @@ class Forwarder:
             return _timed_out(api, request, "no metadata controller is active, or it does not respond")
         if is_inactive(api, response):
             return _timed_out(api, request, "no metadata controller is active")
-        return await reconcile(response) if is_repeated and reconcile is not None else response
+        if reconciliation is None or not is_repeated:
+            return response
+        field, fix, is_visible = reconciliation
+        if not field:
+            return fix(response)
+        results = getattr(response, field)
+        await self._wait_until(lambda: all(map(is_visible, results)), SETTLE_TIMEOUT_S)
+        return response._replace(**{field: [fix(result) for result in results]})
 
     async def create_topics(
         self, topics: Sequence[m.CreatableTopic], timeout_s: float, context: RequestContext
@@ -117,13 +132,17 @@ def _timed_out(api: Api, request: Any, reason: str) -> Any:
 # --- reconciliation: each function records the state before the request ----------------------------------------------
 
 
-def _create_topics(request: m.CreateTopicsRequest, hosted: HostedReplicas, wait_until: WaitUntil) -> Reconcile:
+def _create_topics(request: m.CreateTopicsRequest, hosted: HostedReplicas) -> Reconciliation:
     requested = {topic.name: topic for topic in request.topics}
     # Without metadata, a missing topic may exist.
-    new = {name for name in requested if hosted.image.offset >= 0 and hosted.image.topic_by_name(name) is None}
+    is_known = hosted.image.offset < 0 or request.validate_only
+    new = {name for name in requested if not is_known and hosted.image.topic_by_name(name) is None}
 
-    def own(result: m.CreatableTopicResult) -> m.CreatableTopicResult:
-        topic = hosted.image.topic_by_name(result.name)
+    def is_own(result: m.CreatableTopicResult) -> bool:
+        return result.error_code == ErrorCode.TOPIC_ALREADY_EXISTS and result.name in new
+
+    def fix(result: m.CreatableTopicResult) -> m.CreatableTopicResult:
+        topic = hosted.image.topic_by_name(result.name) if is_own(result) else None
         if topic is None or not _is_as_requested(requested[result.name], topic, hosted.image):
             return result
         replicas = len(topic.partitions[0].replicas)
@@ -131,18 +150,9 @@ def _create_topics(request: m.CreateTopicsRequest, hosted: HostedReplicas, wait_
             result.name, topic.topic_id, num_partitions=len(topic.partitions), replication_factor=replicas
         )
 
-    async def reconcile(response: m.CreateTopicsResponse) -> m.CreateTopicsResponse:
-        refused = {
-            result.name for result in response.topics if result.error_code == ErrorCode.TOPIC_ALREADY_EXISTS
-        } & new
-        if not refused or request.validate_only:
-            return response
-        await wait_until(lambda: all(map(hosted.image.topic_by_name, refused)), SETTLE_TIMEOUT_S)
-        return response._replace(
-            topics=[own(result) if result.name in refused else result for result in response.topics]
-        )
-
-    return reconcile
+    return Reconciliation(
+        "topics", fix, lambda result: not is_own(result) or hosted.image.topic_by_name(result.name) is not None
+    )
 
 
 def _is_as_requested(requested: m.CreatableTopic, topic: TopicState, image: MetadataImage) -> bool:
@@ -156,103 +166,84 @@ def _is_as_requested(requested: m.CreatableTopic, topic: TopicState, image: Meta
     return is_as_large and requested.replication_factor in (-1, replicas)
 
 
-def _delete_topics(request: m.DeleteTopicsRequest, hosted: HostedReplicas, wait_until: WaitUntil) -> Reconcile:
+def _delete_topics(request: m.DeleteTopicsRequest, hosted: HostedReplicas) -> Reconciliation:
     known: dict[bytes | str, TopicState] = {}
     for one in request.topics:
         topic = hosted.image.topics.get(one.topic_id) if one.topic_id else hosted.image.topic_by_name(one.name or "")
         if topic is not None:
             known[one.topic_id or one.name or ""] = topic
 
-    async def reconcile(response: m.DeleteTopicsResponse) -> m.DeleteTopicsResponse:
-        responses = []
-        for result in response.responses:
-            topic = known.get(result.topic_id or result.name or "")
-            if topic is not None and result.error_code in _UNKNOWN:
-                result = result._replace(topic_id=topic.topic_id, error_code=0, error_message=None)
-            responses.append(result)
-        return response._replace(responses=responses)
+    def fix(result: m.DeletableTopicResult) -> m.DeletableTopicResult:
+        topic = known.get(result.topic_id or result.name or "")
+        if topic is None or result.error_code not in _UNKNOWN:
+            return result
+        return result._replace(topic_id=topic.topic_id, error_code=0, error_message=None)
 
-    return reconcile
+    return Reconciliation("responses", fix)
 
 
-def _create_partitions(request: m.CreatePartitionsRequest, hosted: HostedReplicas, wait_until: WaitUntil) -> Reconcile:
-    topics = [(topic, hosted.image.topic_by_name(topic.name)) for topic in request.topics]
-    wanted = {topic.name: topic.count for topic, state in topics if state and len(state.partitions) < topic.count}
+def _create_partitions(request: m.CreatePartitionsRequest, hosted: HostedReplicas) -> Reconciliation:
+    counts = {} if request.validate_only else {topic.name: topic.count for topic in request.topics}
+    states = {name: hosted.image.topic_by_name(name) for name in counts}
+    grown = {name for name, state in states.items() if state is not None and len(state.partitions) < counts[name]}
 
-    def has_grown(name: str) -> bool:
-        topic = hosted.image.topic_by_name(name)
-        return topic is not None and len(topic.partitions) == wanted[name]
+    def is_own(result: m.CreatePartitionsTopicResult) -> bool:
+        return result.error_code == ErrorCode.INVALID_PARTITIONS and result.name in grown
 
-    async def reconcile(response: m.CreatePartitionsResponse) -> m.CreatePartitionsResponse:
-        refused = {result.name for result in response.results if result.error_code == ErrorCode.INVALID_PARTITIONS}
-        refused &= wanted.keys()
-        if not refused or request.validate_only:
-            return response
-        await wait_until(lambda: all(map(has_grown, refused)), SETTLE_TIMEOUT_S)
-        results: list[Any] = [
-            result._replace(error_code=0, error_message=None)
-            if result.name in refused and has_grown(result.name)
-            else result
-            for result in response.results
-        ]
-        return response._replace(results=results)
+    def has_grown(result: m.CreatePartitionsTopicResult) -> bool:
+        topic = hosted.image.topic_by_name(result.name)
+        return topic is not None and len(topic.partitions) == counts[result.name]
 
-    return reconcile
+    def fix(result: m.CreatePartitionsTopicResult) -> m.CreatePartitionsTopicResult:
+        is_success = is_own(result) and has_grown(result)
+        return result._replace(error_code=0, error_message=None) if is_success else result
+
+    return Reconciliation("results", fix, lambda result: not is_own(result) or has_grown(result))
 
 
 def _alter_partition_reassignments(
-    request: m.AlterPartitionReassignmentsRequest, hosted: HostedReplicas, wait_until: WaitUntil
-) -> Reconcile:
+    request: m.AlterPartitionReassignmentsRequest, hosted: HostedReplicas
+) -> Reconciliation:
     """After a cancellation that was carried out, there is no reassignment left to cancel."""
     image = hosted.image
     running = {(image.topics[topic_id].name, partition) for topic_id, partition in image.reassigning}
 
-    def own(topic: str, result: m.ReassignablePartitionResponse) -> m.ReassignablePartitionResponse:
-        is_over = result.error_code == ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
-        if is_over and (topic, result.partition_index) in running:
-            return m.ReassignablePartitionResponse(result.partition_index)
-        return result
-
-    async def reconcile(response: m.AlterPartitionReassignmentsResponse) -> m.AlterPartitionReassignmentsResponse:
-        responses = [
-            topic._replace(partitions=[own(topic.name, result) for result in topic.partitions])
-            for topic in response.responses
+    def fix(topic: m.ReassignableTopicResponse) -> m.ReassignableTopicResponse:
+        partitions = [
+            m.ReassignablePartitionResponse(result.partition_index)
+            if result.error_code == ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
+            and (topic.name, result.partition_index) in running
+            else result
+            for result in topic.partitions
         ]
-        return response._replace(responses=responses)
+        return topic._replace(partitions=partitions)
 
-    return reconcile
+    return Reconciliation("responses", fix)
 
 
-def _alter_credentials(
-    request: m.AlterUserScramCredentialsRequest, hosted: HostedReplicas, wait_until: WaitUntil
-) -> Reconcile:
+def _alter_credentials(request: m.AlterUserScramCredentialsRequest, hosted: HostedReplicas) -> Reconciliation:
     """Setting a credential twice is harmless, deleting one twice is an error."""
     image = hosted.image
     known = {each.name for each in request.deletions if each.mechanism in image.credentials_of(each.name)}
 
-    async def reconcile(response: m.AlterUserScramCredentialsResponse) -> m.AlterUserScramCredentialsResponse:
-        results = [
-            m.AlterUserScramCredentialsResult(each.user)
-            if each.user in known and each.error_code == ErrorCode.RESOURCE_NOT_FOUND
-            else each
-            for each in response.results
-        ]
-        return response._replace(results=results)
+    def fix(result: m.AlterUserScramCredentialsResult) -> m.AlterUserScramCredentialsResult:
+        is_own = result.user in known and result.error_code == ErrorCode.RESOURCE_NOT_FOUND
+        return m.AlterUserScramCredentialsResult(result.user) if is_own else result
 
-    return reconcile
+    return Reconciliation("results", fix)
 
 
-def _unregister_broker(request: m.UnregisterBrokerRequest, hosted: HostedReplicas, wait_until: WaitUntil) -> Reconcile:
+def _unregister_broker(request: m.UnregisterBrokerRequest, hosted: HostedReplicas) -> Reconciliation:
     was_known = request.broker_id in hosted.image.brokers
 
-    async def reconcile(response: m.UnregisterBrokerResponse) -> m.UnregisterBrokerResponse:
+    def fix(response: m.UnregisterBrokerResponse) -> m.UnregisterBrokerResponse:
         is_own = was_known and response.error_code == ErrorCode.BROKER_ID_NOT_REGISTERED
         return m.UnregisterBrokerResponse() if is_own else response
 
-    return reconcile
+    return Reconciliation("", fix)
 
 
-_RECONCILES: Mapping[str, Callable[[Any, HostedReplicas, WaitUntil], Reconcile]] = {
+_RECONCILIATIONS: Mapping[str, Callable[[Any, HostedReplicas], Reconciliation]] = {
     "AlterPartitionReassignments": _alter_partition_reassignments,
     "AlterUserScramCredentials": _alter_credentials,
     "CreatePartitions": _create_partitions,

@@ -83,7 +83,7 @@ class BrokerLifecycle:
         )
         logged = None
         while True:
-            sent_ms = self.isolation.now_ms
+            sent_ms = self.isolation.now_ms()
             try:
                 response = await self.channel.call(BROKER_REGISTRATION, request, self._timeout_s)
             except TransportError as error:
@@ -117,7 +117,7 @@ class BrokerLifecycle:
             is_waiting_to_stop = self._wants_shutdown and not self._shutdown_granted.is_set()
             interval_s = SHUTDOWN_INTERVAL_S if is_waiting_to_stop else self.config.broker_heartbeat_interval_ms / 1000
             requested, self._requested_log_ends = self._requested_log_ends, ()
-            is_isolated, sent_ms = self.isolation.is_isolated, self.isolation.now_ms
+            is_isolated, sent_ms = self.isolation.is_isolated, self.isolation.now_ms()
             request = m.BrokerHeartbeatRequest(
                 broker_id=self.config.node_id,
                 broker_epoch=self.broker_epoch,

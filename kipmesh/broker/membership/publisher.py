@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from kipmesh.broker.replication.replica_manager import ReplicaManager
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 
 
+@dataclass(eq=False)
 class MetadataPublisher:
     """Publishes metadata on one broker.
 
@@ -21,20 +23,15 @@ class MetadataPublisher:
     have their roles, before waiters are notified.
     """
 
-    def __init__(
-        self,
-        broker_id: int,
-        replica_manager: ReplicaManager,
-        on_published: Callable[[], Awaitable[None]],
-        on_roles_assigned: Callable[[MetadataDelta], None] = lambda _delta: None,
-    ) -> None:
+    broker_id: int
+    replica_manager: ReplicaManager
+    on_published: Callable[[], Awaitable[None]]
+    on_roles_assigned: Callable[[MetadataDelta], None] = lambda _delta: None
+
+    def __post_init__(self) -> None:
         self.published_offset = -1
         """Offset of the last record whose effects are published, or -1."""
-        self._broker_id = broker_id
-        self._replica_manager = replica_manager
-        self._on_published = on_published
-        self._on_roles_assigned = on_roles_assigned
-        self.idle = replica_manager.retry
+        self.idle = self.replica_manager.retry
         """Host partitions that the disk refused. Called while there is no new metadata."""
         self._broker_epoch = -1
         self._registered = asyncio.Event()
@@ -47,7 +44,7 @@ class MetadataPublisher:
 
     def published_image(self) -> MetadataImage | None:
         """Return the published image, or None before the first."""
-        return self._replica_manager.hosted_replicas.image if self.has_published else None
+        return self.replica_manager.hosted_replicas.image if self.has_published else None
 
     def registered(self, broker_epoch: int) -> None:
         """Set the epoch of this broker's registration, which is the offset of its record, and allow to publish."""
@@ -60,14 +57,14 @@ class MetadataPublisher:
         if image.offset < self._broker_epoch:
             return
         if not self.has_published:  # earlier deltas were not applied
-            changed_partitions = set(image.partitions_of_broker(self._broker_id))
+            changed_partitions = set(image.partitions_of_broker(self.broker_id))
             delta = MetadataDelta(changed_partitions=changed_partitions, changed_brokers=set(image.brokers))
-        await self._replica_manager.apply(image, delta)
-        self._on_roles_assigned(delta)
+        await self.replica_manager.apply(image, delta)
+        self.on_roles_assigned(delta)
         self.published_offset = image.offset
         self._advanced.set()
         self._advanced = asyncio.Event()
-        await self._on_published()
+        await self.on_published()
 
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until the published metadata meets the condition, at most `timeout_s`. Returns whether it does."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import product
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Metric
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from kipmesh.broker.replication.hosted_replicas import HostedReplicas
@@ -23,86 +25,58 @@ class BrokerMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
 
-        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+        def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=registry)
 
-        topic = "kafka_server_brokertopicmetrics_"
+        topic, isr, ours = "kafka_server_brokertopicmetrics_", "kafka_server_replicamanager_isr", "kipmesh_broker_"
         self._bytes_in = counter(topic + "bytesin", "Bytes of batches appended for producers.")
         self._messages_in = counter(topic + "messagesin", "Records appended for producers.")
         self._bytes_out = counter(topic + "bytesout", "Bytes of batches fetched by consumers.")
         self._replication_bytes_in = counter(topic + "replicationbytesin", "Bytes fetched from leaders.")
         self._replication_bytes_out = counter(topic + "replicationbytesout", "Bytes fetched by followers.")
-        self._reassignment_bytes_in = counter(
-            topic + "reassignmentbytesin", "Bytes fetched from leaders by replicas that a reassignment adds."
-        )
-        self._throttled_bytes = counter(
-            "kipmesh_broker_throttled_replication_bytes",
-            "Bytes fetched from leaders under follower.replication.throttled.rate.",
-        )
-        self._produce_requests = counter(
-            topic + "totalproducerequests", "Partitions in produce requests to which a batch was appended."
-        )
-        requests = counter("kipmesh_broker_fetch_requests", "Fetch requests, by role of the client.", ("role",))
+        text = "Bytes fetched from leaders by replicas that a reassignment adds."
+        self._reassignment_bytes_in = counter(topic + "reassignmentbytesin", text)
+        text = "Bytes fetched from leaders under follower.replication.throttled.rate."
+        self._throttled_bytes = counter(ours + "throttled_replication_bytes", text)
+        text = "Partitions in produce requests to which a batch was appended."
+        self._produce_requests = counter(topic + "totalproducerequests", text)
+        requests = counter(ours + "fetch_requests", "Fetch requests, by role of the client.", "role")
         self._fetch_consumer, self._fetch_follower = map(requests.labels, ("consumer", "follower"))
-        self.duplicates = counter(
-            "kipmesh_broker_duplicate_batches",
-            "Batches that idempotent producers repeated. They are not appended again.",
-        )
-        self.produce_failed = counter(
-            "kipmesh_broker_produce_failures", "Batches that were refused, by error.", ("error",)
-        )
-        self.replication_failed = counter(
-            "kipmesh_broker_replication_failures",
-            "Fetched partitions whose records could not be appended, by error.",
-            ("error",),
-        )
-        self.fetches_failed = counter(
-            "kipmesh_broker_fetcher_transport_failures", "Fetches of followers without a response."
-        )
-        self._isr_shrinks = counter("kafka_server_replicamanager_isrshrinks", "ISR shrinks proposed to the controller.")
-        self._isr_expands = counter(
-            "kafka_server_replicamanager_isrexpands", "ISR expansions proposed to the controller."
-        )
-        fetches = counter("kipmesh_broker_fetcher_fetches", "Fetches of followers with a response, by kind.", ("kind",))
+        text = "Batches that idempotent producers repeated. They are not appended again."
+        self.duplicates = counter(ours + "duplicate_batches", text)
+        self.produce_failed = counter(ours + "produce_failures", "Batches that were refused, by error.", "error")
+        text = "Fetched partitions whose records could not be appended, by error."
+        self.replication_failed = counter(ours + "replication_failures", text, "error")
+        text = "Fetches of followers without a response."
+        self.fetches_failed = counter(ours + "fetcher_transport_failures", text)
+        self._isr_shrinks = counter(isr + "shrinks", "ISR shrinks proposed to the controller.")
+        self._isr_expands = counter(isr + "expands", "ISR expansions proposed to the controller.")
+        fetches = counter(ours + "fetcher_fetches", "Fetches of followers with a response, by kind.", "kind")
         self._full_fetches, self._incremental_fetches = map(fetches.labels, ("full", "incremental"))
-        self.session_resets = counter(
-            "kipmesh_broker_fetcher_session_resets",
-            "Fetch sessions that this follower abandoned, by cause.",
-            ("cause",),
-        )
-        self.selector_failed = counter(
-            "kipmesh_broker_replica_selector_errors", "Failures of the replica selector, by kind.", ("error",)
-        )
-        self.redirected = counter(
-            "kipmesh_broker_fetch_redirects",
-            "Fetched partitions redirected to a preferred read replica, by replica.",
-            ("replica",),
-        )
-        served = counter(
-            "kipmesh_broker_consumer_fetched_bytes",
-            "Bytes fetched by consumers, by role of the replica and rack of the consumer.",
-            ("role", "rack"),
-        )
-        cases = counter(
-            "kipmesh_broker_fetch_offset_cases",
-            "Fetched partitions of consumers at offsets without records, by case and role of the replica.",
-            ("case", "role"),
-        )
+        text = "Fetch sessions that this follower abandoned, by cause."
+        self.session_resets = counter(ours + "fetcher_session_resets", text, "cause")
+        text = "Failures of the replica selector, by kind."
+        self.selector_failed = counter(ours + "replica_selector_errors", text, "error")
         for failure in SelectorFailure:
             self.selector_failed.labels(failure.value)
+        text = "Fetched partitions redirected to a preferred read replica, by replica."
+        self.redirected = counter(ours + "fetch_redirects", text, "replica")
+        text = "Bytes fetched by consumers, by role of the replica and rack of the consumer."
+        served = counter(ours + "consumer_fetched_bytes", text, "role", "rack")
         self._served = {
             (is_leader, rack): served.labels(_ROLES[is_leader], rack)
             for is_leader, rack in product(_ROLES, ("same", "cross", "unknown"))
         }
+        text = "Fetched partitions of consumers at offsets without records, by case and role of the replica."
+        cases = counter(ours + "fetch_offset_cases", text, "case", "role")
         self._cases = {
-            (case, is_leader): cases.labels(case.value, role)
-            for case in OffsetCase
+            (case, is_leader): cases.labels(case.value, _ROLES[is_leader])
+            for case, is_leader in product(OffsetCase, _ROLES)
             if case.is_counted
-            for is_leader, role in _ROLES.items()
         }
-        metadata = counter("kipmesh_broker_metadata_requests", "Metadata requests, by requested kind.", ("kind",))
+        metadata = counter(ours + "metadata_requests", "Metadata requests, by requested kind.", "kind")
         self._metadata_requests = {kind: metadata.labels(kind) for kind in ("all", "brokers", "topics")}
-        self._metadata_topics = counter("kipmesh_broker_metadata_topics", "Topics in Metadata responses.")
+        self._metadata_topics = counter(ours + "metadata_topics", "Topics in Metadata responses.")
 
     def metadata_responded(self, request: MetadataRequest, topics: int) -> None:
         """Count a Metadata request by its kind, and the topics in its response."""
@@ -113,6 +87,10 @@ class BrokerMetrics:
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         """Register a gauge that `read` computes at each scrape."""
         Gauge(name, text, registry=self._registry).set_function(read)
+
+    def export(self, collect: Callable[..., Iterator[Metric]], *arguments: Any) -> None:
+        """Export what `collect(*arguments)` yields at each scrape. See `MetricsFunction`."""
+        self._registry.register(MetricsFunction(partial(collect, *arguments)))
 
     def produced(self, size_bytes: int, records: int) -> None:
         """Count an appended batch."""
@@ -157,32 +135,44 @@ class BrokerMetrics:
         (self._isr_expands if is_expansion else self._isr_shrinks).inc()
 
 
-class PartitionCollector(Collector):
-    """Counts partitions by state, in one pass per scrape."""
+class MetricsFunction(Collector):
+    """Exports what a function yields at each scrape.
 
-    def __init__(self, hosted_replicas: HostedReplicas) -> None:
-        self._hosted_replicas = hosted_replicas
+    Scrapes run on another thread: the function copies tables of the event loop before it iterates over them.
+    """
+
+    def __init__(self, collect: Callable[[], Iterator[Metric]]) -> None:
+        self._collect = collect
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics. O(partitions), without an allocation for each."""
-        count = led = under_replicated = under_min_isr = 0
-        for replica in self._hosted_replicas:
-            count += 1
-            leader = replica.leader
-            if leader is not None:
-                led += 1
-                under_replicated += len(leader.isr) <= len(leader.followers)
-                under_min_isr += leader.is_under_min_isr
-        offset = self._hosted_replicas.image.offset
-        yield GaugeMetricFamily("kipmesh_broker_metadata_offset", "Last applied metadata offset.", offset)
-        prefix = "kafka_server_replicamanager_"
-        yield GaugeMetricFamily(prefix + "partitioncount", "Partitions hosted by this broker.", count)
-        yield GaugeMetricFamily(prefix + "leadercount", "Partitions led by this broker.", led)
-        yield GaugeMetricFamily(
-            prefix + "underreplicatedpartitions", "Led partitions whose ISR lacks a replica.", under_replicated
-        )
-        yield GaugeMetricFamily(
-            prefix + "underminisrpartitioncount",
-            "Led partitions whose ISR is below min.insync.replicas.",
-            under_min_isr,
-        )
+        """Yield the metrics."""
+        return self._collect()
+
+
+def counter_family(name: str, text: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
+    """Return a counter with one label from a table that may change meanwhile."""
+    family = CounterMetricFamily(name, text, labels=[label])
+    for value, count in dict(counts).items():
+        family.add_metric([value], count)
+    return family
+
+
+def partition_metrics(hosted_replicas: HostedReplicas) -> Iterator[Metric]:
+    """Yield the number of partitions by state. O(partitions), without an allocation for each."""
+    count = led = under_replicated = under_min_isr = 0
+    for replica in hosted_replicas:
+        count += 1
+        leader = replica.leader
+        if leader is not None:
+            led += 1
+            under_replicated += len(leader.isr) <= len(leader.followers)
+            under_min_isr += leader.is_under_min_isr
+    prefix = "kafka_server_replicamanager_"
+    for name, text, value in (
+        ("kipmesh_broker_metadata_offset", "Last applied metadata offset.", hosted_replicas.image.offset),
+        (prefix + "partitioncount", "Partitions hosted by this broker.", count),
+        (prefix + "leadercount", "Partitions led by this broker.", led),
+        (prefix + "underreplicatedpartitions", "Led partitions whose ISR lacks a replica.", under_replicated),
+        (prefix + "underminisrpartitioncount", "Led partitions whose ISR is below min.insync.replicas.", under_min_isr),
+    ):
+        yield GaugeMetricFamily(name, text, value)

@@ -22,12 +22,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import structlog
-from prometheus_client import CollectorRegistry, Metric
+from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 from kipmesh import messages as m
 from kipmesh.broker.membership.forwarder import Forwarder
+from kipmesh.broker.observability.metrics import counter_family
 from kipmesh.broker.replication.hosted_replicas import HostedReplicas
 from kipmesh.core import record_batch
 from kipmesh.core.config import BrokerConfig
@@ -89,17 +89,19 @@ class LastFetch(FetchSessionMetrics):
         self.omitted_requested, self.omitted_returned = omitted_requested, omitted_returned
 
 
+@dataclass(eq=False)
 class TraceQueue:
     """A bounded queue of entries to write. Args: rate_max: maximum entries per second; now_ms: monotonic clock."""
 
-    def __init__(self, queue_max: int, rate_max: int, now_ms: Callable[[], int] = monotonic_ms) -> None:
+    queue_max: int
+    rate_max: int
+    now_ms: Callable[[], int] = monotonic_ms
+
+    def __post_init__(self) -> None:
         self.sampled: Counter[str] = Counter()
         """Entries by kind, including dropped ones."""
         self.dropped: Counter[str] = Counter({"rate": 0, "queue": 0, "write": 0})
         self.written = 0
-        self._queue_max = queue_max
-        self._rate_max = rate_max
-        self._now_ms = now_ms
         self._entries: deque[Entry] = deque()
         self._second = -1
         self._in_second = 0
@@ -110,12 +112,12 @@ class TraceQueue:
     def put(self, entry: Entry) -> None:
         """Add an entry, or count it as dropped."""
         self.sampled[entry["kind"]] += 1
-        second = self._now_ms() // 1000
+        second = self.now_ms() // 1000
         if second != self._second:
             self._second, self._in_second = second, 0
-        if self._in_second >= self._rate_max:
+        if self._in_second >= self.rate_max:
             self.dropped["rate"] += 1
-        elif len(self._entries) >= self._queue_max:
+        elif len(self._entries) >= self.queue_max:
             self.dropped["queue"] += 1
         else:
             self._in_second += 1
@@ -123,7 +125,7 @@ class TraceQueue:
 
     def put_back(self, entries: Sequence[Entry]) -> None:
         """Return entries of `take` to the front of the queue. Entries without room are dropped."""
-        room = max(0, self._queue_max - len(self._entries))
+        room = max(0, self.queue_max - len(self._entries))
         self.dropped["queue"] += max(0, len(entries) - room)
         self._entries.extendleft(reversed(entries[:room]))
 
@@ -219,19 +221,18 @@ class TraceWriter:
 
 def batches_of(entries: Sequence[Entry], now_ms: int) -> Iterator[tuple[bytes, list[Entry]]]:
     """Encode entries as record batches. Yields each batch with its entries, except status entries."""
-    records: list[tuple[bytes | None, bytes | None]] = []
-    inside: list[Entry] = []
-    size = 0
+    batches: list[list[tuple[Entry, bytes]]] = []
+    room = 0
     for entry in entries:
         value = json.dumps(entry, separators=(",", ":")).encode()
-        if records and size + len(value) > BATCH_BYTES_MAX:
-            yield record_batch.build(records, base_offset=0, leader_epoch=-1, timestamp_ms=now_ms), inside
-            records, inside, size = [], [], 0
-        records.append((str(entry["kind"]).encode(), value))
-        size += len(value)
-        if entry["kind"] != "status":
-            inside.append(entry)
-    if records:
+        if len(value) > room or not batches:
+            batches.append([])
+            room = BATCH_BYTES_MAX
+        batches[-1].append((entry, value))
+        room -= len(value)
+    for batch in batches:
+        records = [(str(entry["kind"]).encode(), value) for entry, value in batch]
+        inside = [entry for entry, _ in batch if entry["kind"] != "status"]
         yield record_batch.build(records, base_offset=0, leader_epoch=-1, timestamp_ms=now_ms), inside
 
 
@@ -246,7 +247,6 @@ class RequestTrace:
     config: BrokerConfig
     hosted_replicas: HostedReplicas
     sessions: FetchSessionCache
-    registry: CollectorRegistry
     metadata_log: Callable[[], Log | None]
     draw: Callable[[], float] = field(default_factory=lambda: random.Random().random, kw_only=True)
 
@@ -262,7 +262,6 @@ class RequestTrace:
             "broker_rack": self.config.broker_rack,
             "started": wall_ms(),
         }
-        self.registry.register(_TraceCollector(self))
 
     async def run(self, forwarder: Forwarder, pool: ConnectionPool, ready: Callable[[], bool]) -> None:
         """Write queued entries periodically, until cancelled. `ready` returns whether the broker is ready."""
@@ -465,6 +464,20 @@ class RequestTrace:
             "replay_bytes_exact": is_whole,
         }
 
+    def metrics(self) -> Iterator[Metric]:
+        """Yield the trace's own counters. Callable from other threads."""
+        queue, prefix = self.queue, "kipmesh_broker_trace_"
+        for name, text, label, counts in (
+            ("sampled", "Entries of the request trace, including dropped ones, by kind.", "kind", queue.sampled),
+            ("dropped", "Entries of the request trace that were dropped, by reason.", "reason", queue.dropped),
+            ("own", "Sampled requests that only write or read the trace, by kind.", "kind", self.own),
+        ):
+            yield counter_family(prefix + name, text, label, counts)
+        yield CounterMetricFamily(prefix + "written", "Entries of the request trace that were written.", queue.written)
+        text = "Bytes that fetch sessions saved in requests that only read the trace."
+        yield CounterMetricFamily(prefix + "own_saved_bytes", text, self.own_saved_bytes)
+        yield GaugeMetricFamily(prefix + "queued", "Entries of the request trace that wait for a write.", len(queue))
+
 
 def _partition_count(topics: Iterable[Any]) -> int:
     return sum(len(topic.partitions) for topic in topics)
@@ -477,36 +490,3 @@ def _record_count(records: bytes) -> int:
         for _, header in record_batch.iterate(records):
             count += header.record_count
     return count
-
-
-class _TraceCollector(Collector):
-    """Exports the trace's counters. Scrapes run on another thread, so tables are copied before iteration."""
-
-    def __init__(self, trace: RequestTrace) -> None:
-        self._trace = trace
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the metrics."""
-        trace, prefix = self._trace, "kipmesh_broker_trace_"
-        queue = trace.queue
-        for name, text, label, counts in (
-            ("sampled", "Entries of the request trace, including dropped ones, by kind.", "kind", queue.sampled),
-            ("dropped", "Entries of the request trace that were dropped, by reason.", "reason", queue.dropped),
-            (
-                "own",
-                "Sampled requests that concern only the trace topic, which are not traced, by kind.",
-                "kind",
-                trace.own,
-            ),
-        ):
-            family = CounterMetricFamily(prefix + name, text, labels=[label])
-            for value, count in dict(counts).items():
-                family.add_metric([value], count)
-            yield family
-        yield CounterMetricFamily(prefix + "written", "Entries of the request trace that were written.", queue.written)
-        yield CounterMetricFamily(
-            prefix + "own_saved_bytes",
-            "Bytes that fetch sessions saved in requests that concern only the trace topic.",
-            trace.own_saved_bytes,
-        )
-        yield GaugeMetricFamily(prefix + "queued", "Entries of the request trace that wait for a write.", len(queue))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import structlog
 
@@ -20,13 +21,18 @@ CHECKS = 10
 """Number of checks within one session timeout."""
 
 
+@dataclass(eq=False)
 class Isolation:
-    """Tracks when the active controller last responded. Belongs to the event loop. Times are monotonic, in ms."""
+    """Tracks when the active controller last responded. Belongs to the event loop.
 
-    def __init__(self, hosted_replicas: HostedReplicas, timeout_ms: int, now_ms: Callable[[], int]) -> None:
-        self._hosted_replicas = hosted_replicas
-        self._timeout_ms = timeout_ms
-        self._now_ms = now_ms
+    Args: timeout_ms: the session timeout; now_ms: monotonic clock.
+    """
+
+    hosted_replicas: HostedReplicas
+    timeout_ms: int
+    now_ms: Callable[[], int]
+
+    def __post_init__(self) -> None:
         self._responded_ms: int | None = None  # None before the registration
         self._changed_ms = 0
         self._controller = (-1, -1)
@@ -35,16 +41,11 @@ class Isolation:
         """Called when `is_isolated` changes. `BrokerLifecycle` sets it."""
 
     @property
-    def now_ms(self) -> int:
-        """Current time of the clock that `responded` expects."""
-        return self._now_ms()
-
-    @property
     def left_ms(self) -> int:
         """Time until the broker is isolated; 0 if it is isolated or not registered."""
         if self._responded_ms is None:
             return 0
-        return max(isolated_at_ms(self._responded_ms, self._changed_ms, self._timeout_ms) - self._now_ms(), 0)
+        return max(isolated_at_ms(self._responded_ms, self._changed_ms, self.timeout_ms) - self.now_ms(), 0)
 
     def responded(self, sent_ms: int) -> None:
         """Record that the controller responded to the registration or heartbeat that was sent at `sent_ms`."""
@@ -56,13 +57,13 @@ class Isolation:
         if leader_id < 0 or (leader_id, epoch) == self._controller:
             return
         self._controller = (leader_id, epoch)
-        self._changed_ms = self._now_ms()
+        self._changed_ms = self.now_ms()
         self.check_session_timeout()
 
     async def run(self) -> None:
         """Check the session timeout periodically, until cancelled."""
         while True:
-            await asyncio.sleep(self._timeout_ms / 1000 / CHECKS)
+            await asyncio.sleep(self.timeout_ms / 1000 / CHECKS)
             self.check_session_timeout()
 
     def check_session_timeout(self) -> None:
@@ -71,7 +72,7 @@ class Isolation:
         has_changed = is_isolated != self.is_isolated
         self.is_isolated = is_isolated
         if has_changed and is_isolated:
-            log.warning("isolated from the controllers", timeout_ms=self._timeout_ms)
+            log.warning("isolated from the controllers", timeout_ms=self.timeout_ms)
         elif has_changed:
             log.info("reconnected to the controllers")
         if is_isolated or has_changed:
@@ -80,14 +81,14 @@ class Isolation:
             self.on_change()
 
     def _update_replicas(self) -> None:
-        for replica in self._hosted_replicas:
+        for replica in self.hosted_replicas:
             leader = replica.leader
             replica.set_rejects_clients(
                 refuses_clients(
                     is_isolated=self.is_isolated,
                     is_leader=leader is not None,
                     members_last_fetch_ms=leader.members_last_fetch_ms() if leader is not None else (),
-                    now_ms=self._now_ms(),
-                    timeout_ms=self._timeout_ms,
+                    now_ms=self.now_ms(),
+                    timeout_ms=self.timeout_ms,
                 )
             )

@@ -21,7 +21,6 @@ from itertools import islice
 
 import structlog
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from kipmesh import messages as m
 from kipmesh.broker.membership.controller_channel import RETRY_BACKOFF_S, ControllerChannel, try_call
@@ -29,7 +28,6 @@ from kipmesh.broker.replication.replica import Disk, Replica
 from kipmesh.core.metadata.image import PartitionKey
 from kipmesh.core.metadata.states import LOST_DIRECTORY
 from kipmesh.messages.table import ASSIGN_REPLICAS_TO_DIRS
-from kipmesh.storage.data_directory import DataDirectories
 from kipmesh.storage.fs import StorageError
 from kipmesh.storage.log_manager import LogManager
 
@@ -167,25 +165,14 @@ class LogDirs:
             ],
         )
 
-
-class LogDirCollector(Collector):
-    """Exports how many and which log directories are offline."""
-
-    def __init__(self, directories: DataDirectories) -> None:
-        self._directories = directories
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield one gauge of the count and one sample per directory."""
-        directories = list(self._directories)
+    def metrics(self) -> Iterator[Metric]:
+        """Yield how many and which log directories are offline. Callable from other threads."""
         prefix = "kafka_log_logmanager_"
-        yield GaugeMetricFamily(
-            prefix + "offlinelogdirectorycount",
-            "Log directories that are offline.",
-            sum(not directory.is_online for directory in directories),
-        )
-        offline = GaugeMetricFamily(
-            prefix + "logdirectoryoffline", "1 while this log directory is offline.", labels=["logdirectory"]
-        )
-        for directory in directories:
-            offline.add_metric([directory.path], not directory.is_online)
-        yield offline
+        is_offline = {each.path: not each.is_online for each in list(self.log_manager.directories)}
+        text = "Log directories that are offline."
+        yield GaugeMetricFamily(prefix + "offlinelogdirectorycount", text, sum(is_offline.values()))
+        text = "1 while this log directory is offline."
+        by_directory = GaugeMetricFamily(prefix + "logdirectoryoffline", text, labels=["logdirectory"])
+        for path, value in is_offline.items():
+            by_directory.add_metric([path], value)
+        yield by_directory

@@ -32,12 +32,9 @@ WAIT_MS_MAX = 300_000
 class _Reader:
     """Reads partitions of this broker for one request. Implements `kipmesh.core.fetch_session.Reader`."""
 
-    hosted_replicas: HostedReplicas
-    propose_isr: Callable[[Replica, IsrChange], None]
-    replica_id: int
-    replica_epoch: int
+    handler: FetchHandler
+    request: m.FetchRequest
     fetches: FollowerFetches | None
-    consumer_reads: ConsumerReads
     consumer: Consumer | None
     redirects: set[int] = field(default_factory=set)
     """Preferred read replicas in the response."""
@@ -48,34 +45,41 @@ class _Reader:
         self, topic: str, topic_id: bytes, requested: m.FetchPartition, max_bytes: int, min_one_batch: bool
     ) -> PartitionRead:
         """Read one partition within `max_bytes`. See `kipmesh.core.fetch_session.Reader`."""
-        replicas, code = self.hosted_replicas.find_topic(topic_id, topic)
+        hosted = self.handler.hosted_replicas
+        replicas, code = hosted.find_topic(topic_id, topic)
         replica = replicas.get(requested.partition)
         if replica is None:
-            code = code or self.hosted_replicas.missing_code(topic_id, topic, requested.partition)
-            leader = self.hosted_replicas.leader_hint(code, topic_id, topic, requested.partition)
+            code = code or hosted.missing_code(topic_id, topic, requested.partition)
+            leader = hosted.leader_hint(code, topic_id, topic, requested.partition)
             self.leaders.add(leader)
             return PartitionRead(
                 m.PartitionData(requested.partition, code, current_leader=leader), completes_fetch=True
             )
         if self.consumer is not None:
-            result = self.consumer_reads.read(replica, requested, self.consumer, max_bytes, min_one_batch)
+            result = self.handler.consumer_reads.read(replica, requested, self.consumer, max_bytes, min_one_batch)
             if result.data.error_code:
                 self.leaders.add(result.data.current_leader)
             elif result.data.preferred_read_replica >= 0:
                 self.redirects.add(result.data.preferred_read_replica)
             return result
         result = read_for_follower(
-            replica, requested, self.replica_id, self.replica_epoch, max_bytes, min_one_batch, self.fetches
+            replica,
+            requested,
+            self.request.replica_id,
+            self.request.replica_epoch,
+            max_bytes,
+            min_one_batch,
+            self.fetches,
         )
         if result.again:  # the follower is not in the ISR
-            isr = replica.isr_to_join(self.replica_id)
+            isr = replica.isr_to_join(self.request.replica_id)
             if isr is not None:
-                self.propose_isr(replica, isr)
+                self.handler.propose_isr(replica, isr)
         return result
 
     def topic_name(self, topic_id: bytes) -> str:
         """Return the name of a topic, or an empty string. See `kipmesh.core.fetch_session.Reader`."""
-        topic = self.hosted_replicas.image.topics.get(topic_id)
+        topic = self.handler.hosted_replicas.image.topics.get(topic_id)
         return "" if topic is None else topic.name
 
 
@@ -123,7 +127,7 @@ class FetchHandler:
     selection: ReplicaSelection | None = None
 
     def __post_init__(self) -> None:
-        self._consumer_reads = ConsumerReads(self.metrics, self.selection)
+        self.consumer_reads = ConsumerReads(self.metrics, self.selection)
         self._followers: WeakValueDictionary[int, FollowerFetches] = WeakValueDictionary()
         """Fetch state of followers by session id. Entries live while a partition's leader uses them."""
 
@@ -157,15 +161,7 @@ class FetchHandler:
         fetch = self.sessions.begin(request, context.client_id, self.now_ms())
         fetches = self._follower_fetched(fetch, request, known) if is_follower else None
         consumer = None if is_follower else self._consumer(request, context, names_rack)
-        reader = _Reader(
-            hosted_replicas=self.hosted_replicas,
-            propose_isr=self.propose_isr,
-            replica_id=request.replica_id,
-            replica_epoch=request.replica_epoch,
-            fetches=fetches,
-            consumer_reads=self._consumer_reads,
-            consumer=consumer,
-        )
+        reader = _Reader(handler=self, request=request, fetches=fetches, consumer=consumer)
         try:
             fetch.read(reader)
             if not fetch.is_complete and request.max_wait_ms > 0:

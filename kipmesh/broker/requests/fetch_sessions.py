@@ -10,8 +10,8 @@ from typing import TypeVar
 import structlog
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
 
+from kipmesh.broker.observability.metrics import counter_family
 from kipmesh.broker.replication.hosted_replicas import HostedReplicas
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.fetch_session import (
@@ -65,68 +65,35 @@ def log_session(event: SessionEvent) -> None:
     log.debug("fetch session changed", **about)
 
 
-class FetchSessionCollector(Collector):
-    """Exports the cache's counters. Scrapes run on another thread, so tables are copied before iteration."""
-
-    def __init__(self, sessions: FetchSessionCache) -> None:
-        self._sessions = sessions
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the metrics, under Kafka's names where Kafka has them."""
-        prefix, counted = "kafka_server_fetchsessioncache_", self._sessions.metrics
-        yield GaugeMetricFamily(prefix + "numincrementalfetchsessions", "Fetch sessions.", len(self._sessions))
-        yield GaugeMetricFamily(
-            prefix + "numincrementalfetchpartitionscached", "Partitions in fetch sessions.", self._sessions.partitions
-        )
-        yield CounterMetricFamily(
-            prefix + "incrementalfetchsessionevictions", "Fetch sessions that were evicted.", counted.evictions
-        )
-        held = GaugeMetricFamily(
-            "kipmesh_broker_fetch_sessions",
-            "Fetch sessions, by whether a follower created them.",
-            labels=["privileged"],
-        )
-        for privileged, count in dict(self._sessions.by_privilege).items():
-            held.add_metric([str(privileged).lower()], count)
-        yield held
-        prefix = "kipmesh_broker_fetch_session_"
-        yield CounterMetricFamily(prefix + "created", "Fetch sessions created.", counted.created)
-        yield CounterMetricFamily(
-            prefix + "closed", "Fetch sessions closed, by their clients or after a new full fetch.", counted.closed
-        )
-        yield _family(
-            prefix + "evictions_by_reason",
-            "Fetch sessions evicted, by reason.",
-            "reason",
-            _named(counted.evictions_by_reason),
-        )
-        yield _family(
-            prefix + "evictions_by_evictor",
-            "Fetch sessions evicted, by the client id that took the slot.",
-            "client_id",
-            counted.evictions_by_client,
-        )
-        yield _family(prefix + "refusals", "Fetch sessions not created, by reason.", "reason", _named(counted.refusals))
-        yield _family(
-            prefix + "quota_refusals",
-            "Fetch sessions not created because of the quota, by client id.",
-            "client_id",
-            counted.quota_refusals_by_client,
-        )
-        errors = {code.name: count for code, count in dict(counted.errors).items()}
-        yield _family(prefix + "errors", "Fetches with a session error, by error.", "error", errors)
-        yield _family("kipmesh_broker_fetches", "Fetch responses, by kind.", "kind", _named(counted.fetches))
-        yield CounterMetricFamily(
-            prefix + "saved_bytes", "Bytes that full fetches would have added, at least.", counted.bytes_saved
-        )
+def fetch_session_metrics(sessions: FetchSessionCache) -> Iterator[Metric]:
+    """Yield the cache's metrics, under Kafka's names where Kafka has them."""
+    counted, kafka, ours = sessions.metrics, "kafka_server_fetchsessioncache_", "kipmesh_broker_fetch_session_"
+    yield GaugeMetricFamily(kafka + "numincrementalfetchsessions", "Fetch sessions.", len(sessions))
+    text = "Partitions in fetch sessions."
+    yield GaugeMetricFamily(kafka + "numincrementalfetchpartitionscached", text, sessions.partitions)
+    text = "Fetch sessions that were evicted."
+    yield CounterMetricFamily(kafka + "incrementalfetchsessionevictions", text, counted.evictions)
+    text = "Fetch sessions, by whether a follower created them."
+    by_privilege = GaugeMetricFamily("kipmesh_broker_fetch_sessions", text, labels=["privileged"])
+    for privileged, count in dict(sessions.by_privilege).items():
+        by_privilege.add_metric([str(privileged).lower()], count)
+    yield by_privilege
+    yield CounterMetricFamily(ours + "created", "Fetch sessions created.", counted.created)
+    yield CounterMetricFamily(ours + "closed", "Fetch sessions closed, by or for their clients.", counted.closed)
+    text = "Bytes that full fetches would have added, at least."
+    yield CounterMetricFamily(ours + "saved_bytes", text, counted.bytes_saved)
+    errors = {code.name: count for code, count in dict(counted.errors).items()}
+    by_reason, by_client = _named(counted.evictions_by_reason), counted.evictions_by_client
+    for name, text, label, counts in (
+        ("evictions_by_reason", "Fetch sessions evicted, by reason.", "reason", by_reason),
+        ("evictions_by_evictor", "Fetch sessions evicted, by client id that took the slot.", "client_id", by_client),
+        ("refusals", "Fetch sessions not created, by reason.", "reason", _named(counted.refusals)),
+        ("quota_refusals", "Fetch sessions over the quota.", "client_id", counted.quota_refusals_by_client),
+        ("errors", "Fetches with a session error, by error.", "error", errors),
+    ):
+        yield counter_family(ours + name, text, label, counts)
+    yield counter_family("kipmesh_broker_fetches", "Fetch responses, by kind.", "kind", _named(counted.fetches))
 
 
 def _named(counts: Mapping[_Key, int]) -> dict[str, int]:
     return {str(key.value): count for key, count in dict(counts).items()}
-
-
-def _family(name: str, text: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
-    family = CounterMetricFamily(name, text, labels=[label])
-    for value, count in dict(counts).items():
-        family.add_metric([value], count)
-    return family

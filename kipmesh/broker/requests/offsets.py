@@ -10,6 +10,8 @@ high watermark.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from itertools import islice
 
 from kipmesh import messages as m
 from kipmesh.broker.replication.hosted_replicas import HostedReplicas
@@ -126,51 +128,31 @@ class OffsetsHandler:
         Errors: POLICY_VIOLATION for the metadata log, whose start only its snapshots raise (630-07);
         OFFSET_OUT_OF_RANGE above the high watermark; REQUEST_TIMED_OUT.
         """
-        moved: list[tuple[Replica, int]] = []
 
-        def delete(name: str, requested: m.DeleteRecordsPartition) -> m.DeleteRecordsPartitionResult:
+        async def delete(name: str, requested: m.DeleteRecordsPartition) -> m.DeleteRecordsPartitionResult:
+            index, code = requested.partition_index, ErrorCode.REQUEST_TIMED_OUT
             try:
                 if name == CLUSTER_METADATA_TOPIC:
                     raise KafkaError(
                         ErrorCode.POLICY_VIOLATION, "only snapshots may raise the log start of the metadata log"
                     )
-                replica = self._hosted_replicas.require(b"", name, requested.partition_index)
+                replica = self._hosted_replicas.require(b"", name, index)
                 replica.require_leader()
                 offset = replica.high_watermark if requested.offset == -1 else requested.offset
                 if not 0 <= offset <= replica.high_watermark:
                     raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
                 replica.raise_log_start(offset)
             except KafkaError as error:
-                return m.DeleteRecordsPartitionResult(requested.partition_index, error_code=error.code)
-            moved.append((replica, offset))
-            return m.DeleteRecordsPartitionResult(requested.partition_index, replica.log.log_start_offset)
+                return m.DeleteRecordsPartitionResult(index, error_code=error.code)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(request.timeout_ms / 1000):
+                    code = await replica.when_deleted(offset)
+            return m.DeleteRecordsPartitionResult(index, replica.log.log_start_offset, code)
 
+        partitions = [(topic.name, partition) for topic in request.topics for partition in topic.partitions]
+        results = iter(await asyncio.gather(*[delete(*partition) for partition in partitions]))
         topics = [
-            m.DeleteRecordsTopicResult(topic.name, [delete(topic.name, partition) for partition in topic.partitions])
+            m.DeleteRecordsTopicResult(topic.name, list(islice(results, len(topic.partitions))))
             for topic in request.topics
         ]
-        codes = await self._wait_for_followers(moved, request.timeout_ms)
-        if any(codes.values()):
-            topics = [
-                topic._replace(
-                    partitions=[
-                        result._replace(error_code=codes.get((topic.name, result.partition_index), result.error_code))
-                        for result in topic.partitions
-                    ]
-                )
-                for topic in topics
-            ]
         return m.DeleteRecordsResponse(topics=topics)
-
-    async def _wait_for_followers(
-        self, moved: list[tuple[Replica, int]], timeout_ms: int
-    ) -> dict[tuple[str, int], ErrorCode]:
-        waits = [(replica, replica.when_deleted(offset)) for replica, offset in moved]
-        if not waits:
-            return {}
-        await asyncio.wait([done for _, done in waits], timeout=timeout_ms / 1000)
-        codes = {}
-        for replica, done in waits:
-            codes[replica.topic, replica.partition] = done.result() if done.done() else ErrorCode.REQUEST_TIMED_OUT
-            done.cancel()
-        return codes

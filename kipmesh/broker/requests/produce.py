@@ -9,8 +9,9 @@ and after an fsync if `flush.messages` requires one. acks=all completes when the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from kipmesh import messages as m
 from kipmesh.broker.observability.metrics import BrokerMetrics
@@ -93,7 +94,8 @@ class ProduceHandler:
         size = sum(len(data.records) for topic in request.topic_data for data in topic.partition_data)
         refusal = self._refusal(request, size)
         if refusal:
-            return _respond(request, lambda _topic, data: _error(data, refusal))
+            responses = [_error(data, refusal) for topic in request.topic_data for data in topic.partition_data]
+            return _respond(request, responses)
         self._queued_bytes += size
         try:
             return await self._append_and_wait(request, context.listener)
@@ -113,78 +115,54 @@ class ProduceHandler:
         return None
 
     async def _append_and_wait(self, request: m.ProduceRequest, listener: str) -> m.ProduceResponse:
-        acks = _Acks()
-        appended: list[tuple[int, Replica, int, int]] = []
-        unsynced: list[Replica] = []
-        now_ms = self.now_ms()
+        hosted, acks, now_ms = self.hosted_replicas, _Acks(), self.now_ms()
+        appended: dict[int, tuple[Replica, int, int]] = {}
 
-        def append(topic: m.TopicProduceData, data: m.PartitionProduceData) -> m.PartitionProduceResponse:
+        def append(index: int, topic: m.TopicProduceData, data: m.PartitionProduceData) -> m.PartitionProduceResponse:
             partition = topic.topic_id, topic.name, data.index
+            replica: Replica | None = None
             try:
-                replica = self.hosted_replicas.require(*partition)
-            except KafkaError as error:
-                leader = self.hosted_replicas.leader_hint(error.code, *partition)
-                return _error(data, error)._replace(current_leader=leader)
-            try:
+                replica = hosted.require(*partition)
                 _check_not_internal(replica)
                 _check_header(data.records)
                 info = replica.append(data.records, request.acks, now_ms)
             except KafkaError as error:
-                self.metrics.produce_failed.labels(error.code.name).inc()
-                leader = self.hosted_replicas.leader_hint(error.code, *partition, replica)
+                if replica is not None:
+                    self.metrics.produce_failed.labels(error.code.name).inc()
+                leader = hosted.leader_hint(error.code, *partition, replica)
                 return _error(data, error)._replace(current_leader=leader)
             if info.size_bytes:
                 self.metrics.produced(len(data.records), info.last_offset - info.first_offset + 1)
             else:
                 self.metrics.duplicates.inc()
-            if replica.must_flush:
-                unsynced.append(replica)
-            appended.append((len(appended), replica, info.last_offset, replica.leader_epoch))
+            appended[index] = replica, info.last_offset, replica.leader_epoch
             return m.PartitionProduceResponse(
                 data.index, 0, info.first_offset, info.log_append_time_ms, replica.log.log_start_offset
             )
 
-        response = _respond(request, append)
-        failed = await self._flush(unsynced)
+        partitions = [(topic, data) for topic in request.topic_data for data in topic.partition_data]
+        responses = [append(index, *partition) for index, partition in enumerate(partitions)]
+        failed = await self._flush({replica for replica, _, _ in appended.values() if replica.must_flush})
         if request.acks == ACKS_ALL:
-            for index, replica, last_offset, leader_epoch in appended:
-                acks.add(index, replica, last_offset, leader_epoch)
+            for index, entry in appended.items():
+                acks.add(index, *entry)
             await acks.wait(request.timeout_ms)
-        codes = acks.codes | {index: ErrorCode.KAFKA_STORAGE_ERROR for index, r, _, _ in appended if r in failed}
-        if any(codes.values()):
-            response = self._with_codes(response, codes, [replica for _, replica, _, _ in appended])
-        leaders = [each.current_leader for topic in response.responses for each in topic.partition_responses]
+        codes = acks.codes | {
+            index: ErrorCode.KAFKA_STORAGE_ERROR for index in appended if appended[index][0] in failed
+        }
+        for index, code in codes.items():
+            if code:
+                topic, data = partitions[index]
+                leader = hosted.leader_hint(code, topic.topic_id, topic.name, data.index, appended[index][0])
+                responses[index] = _error(data, KafkaError(code, code.name))._replace(current_leader=leader)
+        leaders = [each.current_leader for each in responses]
+        response = _respond(request, responses)
         if not any(leaders):
             return response
         listener = listener or self.config.inter_broker_listener_name
-        return response._replace(node_endpoints=self.hosted_replicas.hinted_endpoints(leaders, (), listener))
+        return response._replace(node_endpoints=hosted.hinted_endpoints(leaders, (), listener))
 
-    def _with_codes(
-        self, response: m.ProduceResponse, codes: dict[int, ErrorCode], appended: list[Replica]
-    ) -> m.ProduceResponse:
-        """Set the error codes of partitions that failed after the append.
-
-        `codes` is by index in `appended`, which has the replicas of the partitions that were appended.
-        """
-        number, topics = 0, []
-        for topic in response.responses:
-            partitions = []
-            for partition in topic.partition_responses:
-                if not partition.error_code:
-                    code, replica = codes.get(number, ErrorCode.NONE), appended[number]
-                    number += 1
-                    if code:
-                        leader = self.hosted_replicas.leader_hint(
-                            code, replica.topic_id, replica.topic, replica.partition, replica
-                        )
-                        partition = m.PartitionProduceResponse(
-                            partition.index, code, error_message=code.name, current_leader=leader
-                        )
-                partitions.append(partition)
-            topics.append(topic._replace(partition_responses=partitions))
-        return response._replace(responses=topics)
-
-    async def _flush(self, replicas: list[Replica]) -> set[Replica]:
+    async def _flush(self, replicas: Iterable[Replica]) -> set[Replica]:
         failed = set()
         for replica in replicas:
             try:
@@ -225,13 +203,12 @@ def _error(data: m.PartitionProduceData, error: KafkaError) -> m.PartitionProduc
     return m.PartitionProduceResponse(data.index, error.code, error_message=error.message)
 
 
-def _respond(
-    request: m.ProduceRequest,
-    respond: Callable[[m.TopicProduceData, m.PartitionProduceData], m.PartitionProduceResponse],
-) -> m.ProduceResponse:
+def _respond(request: m.ProduceRequest, responses: Sequence[m.PartitionProduceResponse]) -> m.ProduceResponse:
+    """Group the responses of all partitions, in the order of the request, by topic."""
+    remaining = iter(responses)
     return m.ProduceResponse(
         [
-            m.TopicProduceResponse(topic.name, topic.topic_id, [respond(topic, data) for data in topic.partition_data])
+            m.TopicProduceResponse(topic.name, topic.topic_id, list(islice(remaining, len(topic.partition_data))))
             for topic in request.topic_data
         ]
     )

@@ -38,15 +38,17 @@ PROBES_MAX = 16
 """A response that names more leaders is sent without probes."""
 
 
+@dataclass(eq=False)
 class UnreachableLeaders:
     """The leaders that this broker cannot reach, each until its hold of `hold_s` is over.
 
     Belongs to the event loop. True if there are any.
     """
 
-    def __init__(self, now_s: Callable[[], float], hold_s: float = HOLD_S) -> None:
-        self._now_s = now_s
-        self._hold_s = hold_s
+    now_s: Callable[[], float]
+    hold_s: float = HOLD_S
+
+    def __post_init__(self) -> None:
         self._held_until_s: dict[int, float] = {}
         self._changed = asyncio.Event()
 
@@ -62,7 +64,7 @@ class UnreachableLeaders:
 
     def add(self, leader_id: int) -> None:
         """Start the hold of a leader, unless it has one."""
-        self._held_until_s.setdefault(leader_id, self._now_s() + self._hold_s)
+        self._held_until_s.setdefault(leader_id, self.now_s() + self.hold_s)
 
     def record_probe(self, broker_id: int, has_refused: bool) -> None:
         """Record whether a broker refused a connection.
@@ -71,7 +73,7 @@ class UnreachableLeaders:
         """
         if has_refused:
             self.add(broker_id)
-        elif broker_id in self._held_until_s and self._held_until_s[broker_id] < self._now_s():
+        elif broker_id in self._held_until_s and self._held_until_s[broker_id] < self.now_s():
             del self._held_until_s[broker_id]
 
     def remove(self, broker_ids: Collection[int]) -> None:
@@ -86,9 +88,9 @@ class UnreachableLeaders:
 
         `leaders` returns the leaders of the requested topics in the current metadata.
         """
-        deadline = self._now_s() + limit_s
+        deadline = self.now_s() + limit_s
         while self._held_until_s:
-            now_s = self._now_s()
+            now_s = self.now_s()
             waits = [self._held_until_s[leader_id] - now_s for leader_id in leaders() & self._held_until_s.keys()]
             left_s = min(max(waits, default=0.0), deadline - now_s)
             if left_s <= 0:
@@ -98,6 +100,7 @@ class UnreachableLeaders:
                     await self._changed.wait()
 
 
+@dataclass(eq=False)
 class LeaderProbes:
     """Probes leaders that a response is about to name. Belongs to the event loop.
 
@@ -105,18 +108,14 @@ class LeaderProbes:
     refuses: probes an address within a timeout in seconds.
     """
 
-    def __init__(
-        self,
-        address: Callable[[int], Address | None],
-        on_probed: Callable[[int, bool], None],
-        now_s: Callable[[], float],
-        refuses: Callable[[Address, float], Awaitable[bool]] | None = None,
-    ) -> None:
-        self._address = address
-        self._on_probed = on_probed
-        self._now_s = now_s
+    address: Callable[[int], Address | None]
+    on_probed: Callable[[int, bool], None]
+    now_s: Callable[[], float]
+    refuses: Callable[[Address, float], Awaitable[bool]] | None = None
+
+    def __post_init__(self) -> None:
         self._prober = LivenessProber()
-        self._refuses = refuses or self._prober.refuses
+        self._refuses = self.refuses or self._prober.refuses
         self._fresh_until: dict[int, float] = {}
         self._running: dict[int, asyncio.Task[None]] = {}
 
@@ -124,7 +123,7 @@ class LeaderProbes:
         """Probe each broker, once for all concurrent requests. Does nothing for more than `PROBES_MAX` brokers."""
         if len(broker_ids) > PROBES_MAX:
             return
-        now_s = self._now_s()
+        now_s = self.now_s()
         due = [each for each in broker_ids if self._fresh_until.get(each, now_s) <= now_s]
         if due:
             await asyncio.wait([self._task(broker_id) for broker_id in due])
@@ -137,10 +136,10 @@ class LeaderProbes:
         return task
 
     async def _probe(self, broker_id: int) -> None:
-        address, begin_s = self._address(broker_id), self._now_s()
+        address, begin_s = self.address(broker_id), self.now_s()
         has_refused = address is not None and await self._refuses(address, PROBE_TIMEOUT_S)
-        self._on_probed(broker_id, has_refused)
-        now_s = self._now_s()
+        self.on_probed(broker_id, has_refused)
+        now_s = self.now_s()
         if not has_refused:
             self._fresh_until[broker_id] = now_s + (FRESH_S if now_s - begin_s < PROBE_TIMEOUT_S / 2 else SLOW_S)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily
 
-from kipmesh.broker.requests.fetch_sessions import FetchSessionCollector
+from kipmesh.broker.observability.metrics import MetricsFunction
+from kipmesh.broker.requests.fetch_sessions import fetch_session_metrics
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.fetch_session import AdoptedPolicy, Eviction, FetchSessionCache, Subscriptions
 
@@ -19,7 +21,7 @@ def test_what_is_counted_during_a_scrape_does_not_break_it(monkeypatch: pytest.M
     counted.evicted(Eviction.SIZE, "first")
     counted.failed(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
     registry = CollectorRegistry()
-    registry.register(FetchSessionCollector(cache))
+    registry.register(MetricsFunction(partial(fetch_session_metrics, cache)))
     add_metric = CounterMetricFamily.add_metric
 
     def count_meanwhile(self: CounterMetricFamily, *args: Any, **kwargs: Any) -> None:

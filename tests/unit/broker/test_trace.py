@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from kipmesh import messages as m
 from kipmesh.broker import BrokerNode
@@ -353,10 +352,10 @@ async def test_a_snapshot_that_cannot_be_traced_is_no_failure_of_the_quorum(tmp_
         raise OSError("the log is closed")
 
     seen = SnapshotSeen("loaded", m.SnapshotId(5, 1), 1, 1, 1)
-    broken = RequestTrace(node.config, node.hosted_replicas, node.fetch_sessions, CollectorRegistry(), closed)
+    broken = RequestTrace(node.config, node.hosted_replicas, node.fetch_sessions, closed)
     broken.snapshot(seen)
     assert len(broken.queue) == 0
-    working = RequestTrace(node.config, node.hosted_replicas, node.fetch_sessions, CollectorRegistry(), lambda: None)
+    working = RequestTrace(node.config, node.hosted_replicas, node.fetch_sessions, lambda: None)
     working.snapshot(seen)
     assert [(one["kind"], one["end_offset"]) for one in working.queue.take(2)] == [("snapshot", 5)]
     await mesh.stop()
@@ -367,9 +366,7 @@ async def test_each_request_is_sampled_by_itself(tmp_path: Path) -> None:
     await mesh.start()
     await mesh.create("t")
     node, drawn = mesh.brokers[3], iter([0.2, 0.25, 0.9, 0.0] * 5)
-    trace = RequestTrace(
-        node.config, node.hosted_replicas, node.fetch_sessions, CollectorRegistry(), lambda: None, draw=drawn.__next__
-    )
+    trace = RequestTrace(node.config, node.hosted_replicas, node.fetch_sessions, lambda: None, draw=drawn.__next__)
     observe = trace.observers()["Metadata"]
     request = m.MetadataRequest([m.MetadataRequestTopic(name="t")])
     response = await mesh.call(3, "Metadata", request)
