@@ -1,8 +1,8 @@
 """The messages of kipmesh, each declared once, and the table of APIs.
 
-`schema` defines what a declaration is, `apis` has the requests and responses, `records` what logs and snapshots hold.
-`kafka` and `proto` compile codecs from the declarations, `responses` derives errors, `table` lists the APIs.
-Nothing here depends on the rest of kipmesh or does I/O.
+`schema` defines declarations, `apis` contains requests and responses, `records` the records of logs and snapshots.
+`kafka` and `proto` compile codecs from the declarations, `responses` derives error responses, `table` lists the APIs.
+The package does no I/O and does not import the rest of kipmesh.
 """
 
 from kipmesh.messages import apis as _apis
@@ -29,10 +29,11 @@ from kipmesh.messages.apis.producer_ids import *
 from kipmesh.messages.apis.quorum import *
 from kipmesh.messages.schema import modules_in as _modules_in
 
-# Type checkers see the imports above. At run time every module is found, so a new one needs none of them: typed code
-# can import the module itself (`from kipmesh.messages.apis import new_module as m`).
+# The imports above are for type checkers. At run time all modules are imported, so a new module needs no line above if
+# typed code imports it directly (`from kipmesh.messages.apis import new_module as m`).
 for _module in _modules_in(_apis):
     for _name, _value in vars(_module).items():
         if getattr(_value, "__module__", "") == _module.__name__ and globals().setdefault(_name, _value) is not _value:
-            # gRPC has all messages in one package.
-            raise TypeError(f"{_name} is declared in {_module.__name__} and in {globals()[_name].__module__}")
+            # Protobuf has all messages in one package.
+            other = globals()[_name].__module__
+            raise TypeError(f"{_name} is declared in both {_module.__name__} and {other}; rename one of them")

@@ -1,13 +1,13 @@
-"""Kafka's wire format: readers and writers that are compiled from declarations, one of each per version.
+"""Kafka's wire format: a reader and a writer per message and version, compiled from the declarations.
 
-They are Python source that is made when a version is first used, the way `dataclasses` makes methods. Consecutive
-fields of fixed size are one call of `struct`. Values are read into, and written from, the messages that handlers use.
+Python source is generated when a version is first used, as in `dataclasses`. Consecutive fields of fixed size are one
+call of `struct`. Values are read into, and written from, the messages that handlers use.
 
-- A reader takes bytes or a memoryview and never reads beyond its end. It raises MalformedError, ValueError, IndexError
-  or struct.error for bytes that are not a message; `Codec.read` turns all of them into MalformedError.
-- `records` stay slices of the frame. Items of lists and tagged fields are counted: an item takes two bytes in a frame
-  and a hundred in memory, so the size of the frame bounds neither memory nor time (LIM-01).
-- A zero uuid is read as the field's default. A writer appends to an `Out`; large `records` become parts of their own.
+- A reader takes bytes or a memoryview and never reads beyond its end. For invalid bytes it raises MalformedError,
+  ValueError, IndexError or struct.error; `Codec.read` converts all of them to MalformedError.
+- `records` are slices of the frame. List items and tagged fields are counted, because an item of two bytes takes a
+  hundred bytes in memory, so the frame size does not bound memory and time (LIM-01).
+- A zero uuid is read as the field's default. A writer appends to an `Out`, where large `records` become separate parts.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ FIXED = {
     "float64": "d",
     "uuid": "16s",
 }
-"""Types of fixed size, and their codes for `struct`."""
+"""Types of fixed size and their `struct` format codes."""
 COPY_BYTES_MAX = 8 << 10
-"""Larger records are handed to the socket without a copy."""
+"""Larger records are passed to the socket without a copy."""
 ZERO_ID = bytes(16)
 
 ITEMS_MAX = 100_000
-"""Default limit of items in one message."""
+"""Default maximum number of list items and tagged fields in one message."""
 
 Reader = Callable[[memoryview | bytes, int, list[int]], tuple[Any, int]]
-"""From a frame, a position and the number of items that are still allowed, to the value and the position after it."""
+"""Takes a frame, a position and a list with the remaining number of items; returns the value and the next position."""
 Writer = Callable[["Out", Any], None]
 
 
 class MalformedError(ValueError):
-    """Bytes that are not a message of their type and version."""
+    """Raised for bytes that are not a valid message of their type and version."""
 
 
 class Out(bytearray):
-    """A message that is being written. `parts` comes before the bytes."""
+    """A message that is being written: the content of `parts`, then the bytes of this object."""
 
     __slots__ = ("parts",)
 
@@ -57,7 +57,7 @@ class Out(bytearray):
         self.parts: list[bytes | bytearray | memoryview] = []
 
     def splice(self, data: bytes | memoryview) -> None:
-        """Append bytes without copying them."""
+        """Append `data` as a separate part, without copying it."""
         self.parts.append(bytes(self))
         self.parts.append(data)
         self.clear()
@@ -67,7 +67,7 @@ class Out(bytearray):
 
 
 def read_varint(view: memoryview | bytes, at: int) -> tuple[int, int]:
-    """Read an unsigned number of at most five bytes; return it and the position after it."""
+    """Return an unsigned varint of at most five bytes and the position after it. Raises MalformedError, IndexError."""
     value = shift = 0
     while True:
         byte = view[at]
@@ -77,11 +77,11 @@ def read_varint(view: memoryview | bytes, at: int) -> tuple[int, int]:
             return value, at
         shift += 7
         if shift > 28:
-            raise MalformedError("a number of more than five bytes")
+            raise MalformedError("varint must have at most five bytes")
 
 
 def put_varint(out: bytearray, value: int) -> None:
-    """Append an unsigned number, seven bits per byte."""
+    """Append an unsigned varint."""
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
         value >>= 7
@@ -89,24 +89,24 @@ def put_varint(out: bytearray, value: int) -> None:
 
 
 def not_null(name: str) -> MalformedError:
-    """Return the error for a null in a field that has none."""
-    return MalformedError(f"{name} is null")
+    """Return the error for a null in a field that is not nullable."""
+    return MalformedError(f"{name} must not be null")
 
 
 def too_long(name: str, size: int, left: int) -> MalformedError:
     """Return the error for a length beyond the end of the message."""
-    return MalformedError(f"{name} has a length of {size}, {left} bytes are left")
+    return MalformedError(f"{name} has length {size}, but only {left} bytes are left")
 
 
 def take_items(room: list[int], number: int) -> None:
-    """Count items against the limit; raise MalformedError if it is exceeded."""
+    """Subtract `number` from the remaining items in `room[0]`. Raises MalformedError if they are exceeded."""
     if number > room[0]:
-        raise MalformedError(f"a list of {number} items, {room[0]} more are allowed")
+        raise MalformedError(f"list must have at most {room[0]} items, got {number}")
     room[0] -= number
 
 
 def skip_tags(view: memoryview | bytes, at: int, room: list[int]) -> int:
-    """Return the position after a section of tagged fields."""
+    """Return the position after a section of tagged fields, which count as items. Raises MalformedError, IndexError."""
     number, at = read_varint(view, at)
     take_items(room, number)
     for _ in range(number):
@@ -119,12 +119,12 @@ def skip_tags(view: memoryview | bytes, at: int, room: list[int]) -> int:
 
 
 def is_message(kind: Any) -> bool:
-    """Whether a field's type is a message and not the name of a scalar type or a list."""
+    """Return whether a field's type is a message, and not a list or the name of a scalar type."""
     return isinstance(kind, type)
 
 
 def item_type(each: Field) -> Any:
-    """The type of a field, or of the items of a list."""
+    """Return the type of a field, or of its items if it is a list."""
     return each.type.of if isinstance(each.type, Array) else each.type
 
 
@@ -148,11 +148,11 @@ _GLOBALS: dict[str, Any] = {
 }
 
 
-# --- the code itself --------------------------------------------------------------------------------------------------
+# --- code generation --------------------------------------------------------------------------------------------------
 
 
 class Source:
-    """The lines of one compiled function, and the names that they use."""
+    """The source lines of one generated function, and the values of the names that they use."""
 
     def __init__(self, names: dict[str, Any]) -> None:
         self.names: dict[str, Any] = dict(names)
@@ -164,24 +164,24 @@ class Source:
         self._lines.extend("    " * depth + line for line in lines)
 
     def bind(self, prefix: str, value: Any) -> str:
-        """Return a new name for a value."""
+        """Make a value available to the source and return its name."""
         self._counter += 1
         name = f"{prefix}_{self._counter}"
         self.names[name] = value
         return name
 
     def function(self) -> Any:
-        """Compile the lines; they define `made`."""
+        """Compile the lines, which must define the function `made`, and return it."""
         space = dict(self.names)
         exec("\n".join(self._lines), space)  # noqa: S102 - source generated from our own declarations
         return space["made"]
 
 
 class Codec:
-    """The reader and the writer of one message type in one version.
+    """Reader and writer of one message type in one version.
 
-    `flexible` states whether the version has tagged fields. A `strict` writer refuses a value with a field that the
-    version lacks and that differs from its default; others drop such fields.
+    Args: flexible: whether the version has tagged fields; strict: whether `write` raises ValueError if a field that the
+    version lacks differs from its default, instead of dropping the field.
     """
 
     __slots__ = ("_name", "_read", "write")
@@ -191,7 +191,7 @@ class Codec:
         self._read, self.write = _compiled(of, _Form(version, flexible, strict), {})
 
     def read(self, view: memoryview | bytes, at: int = 0, items_max: int = ITEMS_MAX) -> tuple[Any, int]:
-        """Return the value that begins at `at`, and the position after it. Raises MalformedError."""
+        """Return the message at position `at`, and the position after it. Raises MalformedError."""
         try:
             return self._read(view, at, [items_max])
         except MalformedError:
@@ -202,7 +202,7 @@ class Codec:
 
 @cache
 def record_codec(of: type[Message], version: int, *, strict: bool = True) -> Codec:
-    """Return the codec of a record type in one version."""
+    """Return the codec of a record type in one version. `strict`: see Codec."""
     return Codec(of, version, flexible=version >= of.record_key.flexible_since, strict=strict)
 
 
@@ -240,7 +240,7 @@ class _Maker:
         return self._form.version in each.nullable
 
     def _runs(self) -> list[list[Field]]:
-        """Plain fields, those of fixed size that follow each other together."""
+        """Return the untagged fields, grouping consecutive fields of fixed size."""
         runs: list[list[Field]] = []
         for each in self._plain:
             if runs and _is_fixed(each) and _is_fixed(runs[-1][-1]):
@@ -260,7 +260,7 @@ def _format(fields: list[Field]) -> str:
 
 class _ReaderMaker(_Maker):
     def made(self) -> Reader:
-        """The function."""
+        """Generate and return the reader."""
         source = self._source
         source.add(0, "def made(view, at, room):")
         for run in self._runs():
@@ -302,7 +302,7 @@ class _ReaderMaker(_Maker):
             self._read_sized(depth, each.name, kind, target, self._nullable(each), each.null)
 
     def _read_length(self, depth: int, is_short: bool) -> None:
-        """Into `size`; -1 is null."""
+        """Generate code that reads a length into `size`; -1 is null."""
         if self._flexible:
             self._source.add(
                 depth,
@@ -317,7 +317,7 @@ class _ReaderMaker(_Maker):
             self._source.add(depth, f"size, = read_{code}(view, at)", f"at += {width}")
 
     def _null_or(self, depth: int, name: str, target: str, nullable: bool, null: Any) -> None:
-        """Handle a length below 0; the lines that follow belong to the `else`."""
+        """Generate code for a length below 0. It ends with `else:` for the lines that follow."""
         add = self._source.add
         add(depth, "if size < 0:")
         if nullable:
@@ -345,7 +345,7 @@ class _ReaderMaker(_Maker):
         self._read_length(depth, False)
         self._null_or(depth, each.name, target, self._nullable(each), each.null)
         depth += 1
-        # Each item takes a byte at least.
+        # Each item takes at least one byte.
         add(depth, "if size > len(view) - at:", f"    raise too_long({each.name!r}, size, len(view) - at)")
         add(depth, "take_items(room, size)")
         if isinstance(of, str) and of in FIXED and of != "uuid":
@@ -390,18 +390,18 @@ class _ReaderMaker(_Maker):
         for index, each in enumerate(self._tagged):
             add(2, f"{'if' if index == 0 else 'elif'} tag == {each.tag}:")
             self._read_one(3, each, f"v_{each.name}")
-            # Otherwise a field of size 0 could be read again and again.
+            # Otherwise a field of size 0 could be repeated without end.
             add(
                 3,
                 "if at != after:",
-                f"    raise MalformedError({f'{each.name} has another length than its tag states'!r})",
+                f"    raise MalformedError({f'{each.name} does not have the length that its tag declares'!r})",
             )
         add(2, "at = after")
 
 
 class _WriterMaker(_Maker):
     def made(self) -> Writer:
-        """The function."""
+        """Generate and return the writer."""
         source = self._source
         source.add(0, "def made(out, value):")
         if self._form.strict:
@@ -419,11 +419,11 @@ class _WriterMaker(_Maker):
         return made
 
     def _check_strictly(self) -> None:
-        """A record is stored for good: what its version cannot state is an error, and so is an id of another size."""
+        """Generate checks that raise ValueError for a field that the version lacks and an id of another size."""
         add = self._source.add
         for each in self._of.message_fields:
             if self._form.version not in each.versions:
-                text = f"version {self._form.version} of {self._of.__name__} has no {each.name}"
+                text = f"{self._of.__name__} version {self._form.version} has no field {each.name}"
                 default = self._source.bind("default", each.default)
                 add(1, f"if value.{each.name} != {default}:", f"    raise ValueError({text!r})")
             elif item_type(each) == "uuid":
@@ -463,7 +463,7 @@ class _WriterMaker(_Maker):
         self._source.add(depth, f"{out} += {null}")
 
     def _write_length(self, depth: int, is_short: bool, out: str) -> None:
-        """Of `size`."""
+        """Generate code that writes the length `size`."""
         if self._flexible:
             self._source.add(
                 depth, "if size < 127:", f"    {out}.append(size + 1)", "else:", f"    put_varint({out}, size + 1)"

@@ -1,12 +1,11 @@
-"""Protobuf's wire format: encoders and decoders that are compiled from declarations.
+"""Protobuf's wire format: an encoder and a decoder per message, compiled from the declarations.
 
-They read and write the messages that handlers use, without protobuf objects in between. Python source is made when a
-type is first used, as in `kipmesh.messages.kafka`. The tests compare every message with Google's implementation.
+They read and write the messages that handlers use, without protobuf objects. Python source is generated when a type is
+first used, as in `kipmesh.messages.kafka`. The tests compare every message with Google's implementation.
 
-A field that has its default is not written, and a field that is absent has its default. A message field that occurs
-twice has its last value; Google's implementation merges the two. Unknown fields are skipped. Decoding raises
-MalformedError and nothing else. Encoding raises ValueError, TypeError or AttributeError for a value that the type
-cannot state.
+A field with its default is not written, and an absent field has its default. If a message field occurs twice, the last
+value is used; Google's implementation merges them. Unknown fields are skipped. Decoding raises only MalformedError.
+Encoding raises ValueError, TypeError or AttributeError for a value that the type cannot represent.
 """
 
 import struct
@@ -32,11 +31,11 @@ SCALARS = {
     "uuid": "bytes",
     "records": "bytes",
 }
-"""Our scalar types, and protobuf's."""
+"""Scalar types of declarations -> scalar types of protobuf."""
 _RANGES = {"int32": (-(2**31), 2**31), "uint32": (0, 2**32), "int64": (-(2**63), 2**63)}
 _MINUS_ONE = b"\xff" * 9 + b"\x01"
 _JOIN_BYTES_MIN = 8 << 10
-"""A message with larger records is a list of parts until it is complete, so that the records are copied once."""
+"""A message with larger records is encoded as a list of parts, so that the records are copied only once."""
 _DOUBLE = struct.Struct("<d")
 
 Encoded = bytearray | list[Any]
@@ -57,7 +56,7 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
             return value, at
         shift += 7
         if shift > 63:
-            raise MalformedError("a number of more than ten bytes")
+            raise MalformedError("varint must have at most ten bytes")
 
 
 def _read_int32(data: bytes, at: int) -> tuple[int, int]:
@@ -125,7 +124,7 @@ def _unpack(name: str, data: bytes) -> Any:
 def _skip(data: bytes, at: int, tag: int) -> int:
     kind = tag & 7
     if tag < 8:
-        raise MalformedError("a field with number 0")
+        raise MalformedError("field number must be at least 1, got 0")
     if kind == VARINT:
         return _read_varint(data, at)[1]
     if kind == FIXED64:
@@ -135,7 +134,7 @@ def _skip(data: bytes, at: int, tag: int) -> int:
         return at + size
     if kind == FIXED32:
         return at + 4
-    raise MalformedError(f"a field of wire type {kind}")
+    raise MalformedError(f"unsupported wire type {kind}")
 
 
 def _joined_size(parts: list[Any]) -> int:
@@ -175,12 +174,12 @@ def _wire_type(kind: Any, *, is_list: bool) -> int:
 
 
 def carried_fields(of: type[Message]) -> list[Field]:
-    """The fields that gRPC carries."""
+    """Return the fields of a message that are sent over gRPC."""
     return [each for each in of.message_fields if each.number is not None]
 
 
 def has_presence(each: Field) -> bool:
-    """Whether protobuf tells an absent field from one that is zero or empty: a scalar with another default."""
+    """Return whether the protobuf field is `optional`: a scalar whose default is not zero or empty."""
     return not isinstance(each.type, Array) and not is_message(each.type) and each.default != zero_of(each.type)
 
 
@@ -267,7 +266,10 @@ def _encode_one(source: Source, depth: int, each: Field, kind: Any, tag: str) ->
 
 
 def encode(value: Message) -> bytes:
-    """Return the message in protobuf's format. Raises ValueError, TypeError or AttributeError."""
+    """Return the message in protobuf's format.
+
+    Raises ValueError, TypeError or AttributeError for a value that its type cannot represent.
+    """
     encoded = _encoder(type(value))(value)
     return b"".join(encoded) if isinstance(encoded, list) else bytes(encoded)
 
@@ -301,7 +303,7 @@ def _decoder(of: type[Message]) -> Decoder:
         elif isinstance(each.type, Array):
             listed = f"tuple(v_{each.name})"
             if each.null_flag is not None:
-                text = f"{each.null_flag.name} with items in {each.name}"
+                text = f"{each.null_flag.name} must not be set if {each.name} has items"
                 add(1, f"if null_{each.name} and v_{each.name}:", f"    raise MalformedError({text!r})")
                 listed = f"None if null_{each.name} else {listed}"
             arguments.append(listed)
@@ -313,7 +315,7 @@ def _decoder(of: type[Message]) -> Decoder:
 
 
 def _decode_cases(source: Source, each: Field) -> list[tuple[int, list[str]]]:
-    """Tags of a field, and the lines that read it."""
+    """Return the tags of a field, each with the lines that read it."""
     assert each.number is not None
     kind, is_list, base = item_type(each), isinstance(each.type, Array), each.number << 3
     one = "item" if is_list else f"v_{each.name}"
@@ -346,7 +348,7 @@ def _decode_cases(source: Source, each: Field) -> list[tuple[int, list[str]]]:
 
 
 def decode(of: type[Message], data: bytes) -> Any:
-    """Return the message of type `of` that the bytes state. Raises MalformedError."""
+    """Decode a message of type `of`. Raises MalformedError."""
     try:
         return _decoder(of)(data, 0, len(data))
     except MalformedError:

@@ -1,8 +1,7 @@
-"""Errors in responses, derived from the declarations: which a response has, and the response that refuses a request.
+"""Finds the errors in responses and creates error responses, based on the declarations.
 
-A response whose declaration has an `error_code` of its own carries the error there. Otherwise each item that the
-request names carries it: the response's lists mirror the request's. A list or field that has another name in the
-request states it (`mirrors` in `kipmesh.messages.schema.field`).
+A response with a top-level `error_code` has the error there. Otherwise every item of the request has it: the lists of
+the response repeat those of the request, as declared by `mirrors` (`kipmesh.messages.schema.field`).
 """
 
 from __future__ import annotations
@@ -19,14 +18,16 @@ _MESSAGE = "error_message"
 
 
 class Place(NamedTuple):
-    """The errors in a message: its own, and those of the items in its lists."""
+    """Where a message type has error codes."""
 
     has_code: bool
+    """Whether the message itself has an `error_code`."""
     inner: tuple[tuple[Callable[[Any], Any], Place], ...]
+    """For each list whose items have error codes: its getter, and the place of an item."""
 
 
 def error_places(of: type[Message]) -> Place:
-    """Return where a response has errors."""
+    """Return where a message type has error codes."""
     inner = []
     for each in of.message_fields:
         if isinstance(each.type, Array) and is_message(each.type.of):
@@ -37,7 +38,7 @@ def error_places(of: type[Message]) -> Place:
 
 
 def add_errors(place: Place, value: Any, found: list[int]) -> None:
-    """Add the error codes other than 0 of a response, one for each place that has one."""
+    """Append all error codes of a response except 0 to `found`, including those of its items."""
     if place.has_code and value.error_code:
         found.append(value.error_code)
     for items, inner in place.inner:
@@ -49,7 +50,7 @@ def add_errors(place: Place, value: Any, found: list[int]) -> None:
 
 
 def has_success(place: Place, value: Any) -> bool:
-    """Whether an item of a response has no error."""
+    """Return whether at least one item of a response has no error."""
     if not place.inner:
         return not value.error_code
     return any(has_success(inner, item) for items, inner in place.inner for item in items(value) or ())
@@ -63,7 +64,10 @@ def make_error_response(
     message: str | None,
     version: int | None,
 ) -> Any | None:
-    """Return the response that refuses `request`; None if `version` has no field for the error."""
+    """Return a response to `request` with an error, or None if `version` has no field for it.
+
+    Args: code, message: the error; version: version of Kafka's format, None for gRPC.
+    """
     lists = [each for each in _present(response_type, version) if each.mirrors is not None]
     own = _find(response_type, _CODE, version)
     if own is not None and own.is_refusal:
@@ -71,22 +75,22 @@ def make_error_response(
     values: dict[str, Any] = {}
     for each in lists:
         sources = [source for source in each.mirrors or () if _find(request_type, source, version) is not None]
-        named = [item for source in sources for item in getattr(request, source) or ()]
-        items = [_refused(each.type.of, item, code, message, version) for item in named]
-        if sources:  # an item in several lists is refused once
+        requested = [item for source in sources for item in getattr(request, source) or ()]
+        items = [_refused(each.type.of, item, code, message, version) for item in requested]
+        if sources:  # an item in several lists gets one error
             values[each.name] = tuple(dict.fromkeys(items) if len(sources) > 1 else items)
     return _blank(response_type, version, values) if values else None
 
 
 def _refused(of: type[Message], item: Any, code: int, message: str | None, version: int | None) -> Any:
-    """Return the item of a response that has the error, for an item of a request."""
+    """Return the response item with the error for a request item."""
     values: dict[str, Any] = {}
     nested = [each for each in of.message_fields if isinstance(each.type, Array) and each.mirrors is not None]
     for each in of.message_fields:
         if each in nested:
             (source,) = each.mirrors or ()
             inner = getattr(item, source) or ()
-            values[each.name] = tuple([_refused(each.type.of, one, code, message, version) for one in inner])
+            values[each.name] = tuple([_refused(each.type.of, child, code, message, version) for child in inner])
         elif not isinstance(item, Message):
             if each.mirrors is not None and ITEM in each.mirrors:
                 values[each.name] = item
@@ -100,7 +104,7 @@ def _refused(of: type[Message], item: Any, code: int, message: str | None, versi
 
 
 def _own_name(each: Field) -> tuple[str, ...]:
-    """Return the field's name if it identifies an item: a scalar whose default is zero, empty or None."""
+    """Return the name of a field that identifies an item (a scalar with the default zero, empty or None), or ()."""
     is_key = isinstance(each.type, str) and each.default in (zero_of(each.type), None)
     return (each.name,) if is_key else ()
 
@@ -116,17 +120,17 @@ def _find(of: type[Message], name: str, version: int | None) -> Field | None:
 
 
 def _blank(of: type[Message], version: int | None, values: dict[str, Any]) -> Any:
-    """Return a message with the values that it has fields for, and no None where a version has no null."""
+    """Return a message with those of the values that it has fields for. Nulls that `version` lacks become empty."""
     known = {name: value for name, value in values.items() if name in of._fields}
     for each in of.message_fields:
         value = known.get(each.name, each.default)
         is_sent = version is not None and version in each.versions and each.tag is None
         if value is None and version is not None and is_sent and version not in each.nullable:
-            known[each.name] = _nothing(each, version)
+            known[each.name] = _empty(each, version)
     return of(**known)
 
 
-def _nothing(each: Field, version: int) -> Any:
+def _empty(each: Field, version: int) -> Any:
     if isinstance(each.type, Array):
         return ()
     kind = item_type(each)

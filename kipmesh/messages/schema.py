@@ -1,12 +1,12 @@
 """Declarations of messages: one class per message, one line per field.
 
-A declaration states what Apache Kafka's schema files state (type, versions, nullable versions, tag, default) and the
-number of the field in protobuf. Fields are declared in the order of Kafka's wire format. The codecs of
+A declaration has the content of Apache Kafka's schema files (type, versions, nullable versions, tag, default) and the
+field number in protobuf. Fields are declared in the order of Kafka's wire format. The codecs of
 `kipmesh.messages.kafka` and `kipmesh.messages.proto`, the `.proto` files and the protocol documentation are derived
-from the declarations. See ADR 11.
+from it. See ADR 11.
 
-Instances are immutable named tuples with Kafka's field names. Every field has a default: the given one, or zero, empty
-or None. A topic id is 16 bytes, or `b""` if there is none.
+Instances are immutable named tuples with Kafka's field names. Every field has a default: the declared one, or zero,
+empty or None. A missing topic id is `b""`, otherwise it has 16 bytes.
 """
 
 from collections import namedtuple
@@ -38,7 +38,7 @@ Int64 = Annotated[int, "int64"]
 Float64 = Annotated[float, "float64"]
 Uuid = Annotated[bytes, "uuid"]
 Records = Annotated[bytes, "records"]
-"""Record batches: bytes that no codec copies."""
+"""Record batches, which codecs do not copy."""
 
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
@@ -49,12 +49,12 @@ _UNSET: Any = object()
 
 
 def zero_of(kind: Any) -> Any:
-    """Return the zero or empty value of a scalar type."""
+    """Return the zero or empty value of the scalar type with this name."""
     return _ZEROS.get(kind, 0)
 
 
 class Versions(NamedTuple):
-    """A range of versions, both ends included."""
+    """A range of versions, including both ends."""
 
     first: int
     last: int
@@ -72,7 +72,7 @@ NEVER = Versions(0, -1)
 
 
 def parse_versions(text: str) -> Versions:
-    """Parse a range as Kafka's schemas write it: `0+`, `1-6`, `3`, or an empty text for no version."""
+    """Parse a range in the notation of Kafka's schemas: `0+`, `1-6`, `3`, or "" for no version."""
     if not text:
         return NEVER
     if text.endswith("+"):
@@ -88,7 +88,7 @@ class Array(NamedTuple):
 
 
 class NullFlag(NamedTuple):
-    """The protobuf field that states that a list is null, because protobuf has no null lists."""
+    """The boolean protobuf field that represents a null list, because protobuf has no null lists."""
 
     name: str
     number: int
@@ -101,23 +101,23 @@ class Field(NamedTuple):
     type: Any
     """The name of a scalar type, an Array, or a Message class."""
     number: int | None
-    """The number in protobuf; None for a field that gRPC does not carry."""
+    """The field number in protobuf; None for a field that is not sent over gRPC."""
     versions: Versions
     nullable: Versions
     tag: int | None
     default: Any
     null: Any
-    """The value of a null that was read."""
+    """The value that a null in Kafka's format is read as."""
     null_flag: NullFlag | None
     proto_name: str
     mirrors: tuple[str, ...] | None
-    """Of a response: the fields of the request that this one repeats when the request is refused."""
+    """In a response: the request's fields whose values this field repeats in an error response."""
     is_refusal: bool
-    """Whether an `error_code` refuses the whole request."""
+    """Whether this `error_code` can refuse the whole request."""
 
 
 ITEM = ""
-"""In `mirrors`: the item of the request itself, where the request lists scalars."""
+"""In `mirrors`: the request's list item itself, if the request lists scalars."""
 
 
 def field(
@@ -135,18 +135,15 @@ def field(
 ) -> Any:
     """Declare a field.
 
-    Args:
-        number: the field's number in protobuf; without one, gRPC does not carry the field.
-        versions: Kafka's versions that have the field; empty if only gRPC has it.
-        nullable: versions in which Kafka's format has a null; by default all if the type allows None.
-        tag: the tag in flexible versions. A tagged field is written if it differs from its default.
-        default: the value where the field is absent; by default zero, empty, or None if the type allows None.
-        null: the value of a null that was read.
-        null_flag: name and number of the protobuf field that states that the list is null.
-        proto_name: the name in protobuf, if it differs.
-        mirrors: of a response, the field of the request (or ITEM) that this one repeats when the request is refused. A
-            list needs it; a scalar without a default of its own repeats the one of its name.
-        is_refusal: False for an `error_code` of a response that does not refuse the whole request.
+    Args: number: field number in protobuf; without one, the field is not sent over gRPC. versions: versions of Kafka's
+    format with this field; "" if only gRPC has it. nullable: versions of Kafka's format in which the field may be null;
+    by default all if the type allows None. tag: tag in flexible versions. A tagged field is written if it differs from
+    its default. default: value of an absent field; by default zero, empty, or None if the type allows None. null: value
+    that a null in Kafka's format is read as. null_flag: name and number of the boolean protobuf field that represents a
+    null list. proto_name: name in protobuf, if it differs. mirrors: in a response, the request's field (or ITEM) whose
+    value this field repeats in an error response. A list must declare it. A scalar without a declared default repeats
+    the request's field of the same name. is_refusal: False if this `error_code` of a response cannot refuse the whole
+    request.
     """
     return Field(
         name="",
@@ -165,12 +162,13 @@ def field(
 
 
 def _parse_type(annotation: Any) -> tuple[Any, bool]:
-    """Return the field type that an annotation states, and whether it allows None."""
+    """Return the field type of an annotation, and whether it allows None. Raises TypeError for text annotations."""
     if isinstance(annotation, str):
-        raise TypeError(f"{annotation!r} is text: declarations cannot postpone annotations (`from __future__`)")
+        text = f"annotation must be a type, got text {annotation!r}; remove `from __future__ import annotations`"
+        raise TypeError(text)
     origin = get_origin(annotation)
     if origin in (Union, UnionType):
-        (inner,) = [one for one in get_args(annotation) if one is not NoneType]
+        (inner,) = [argument for argument in get_args(annotation) if argument is not NoneType]
         return _parse_type(inner)[0], True
     if origin is Annotated:
         return annotation.__metadata__[0], False
@@ -180,7 +178,7 @@ def _parse_type(annotation: Any) -> tuple[Any, bool]:
 
 
 def _make_field(name: str, annotation: Any, declared: Field) -> Field:
-    """Return a field with what its declaration leaves to the name and the annotation."""
+    """Return the declared field, completed from the attribute's name and annotation."""
     kind, allows_none = _parse_type(annotation)
     is_struct = isinstance(kind, type)
     default, nullable = declared.default, declared.nullable
@@ -197,7 +195,7 @@ def _make_field(name: str, annotation: Any, declared: Field) -> Field:
 
 
 class RecordKey(NamedTuple):
-    """The number of a record type, its versions, and the first version with tagged fields."""
+    """Number, versions and first flexible version (with tagged fields) of a record type."""
 
     key: int
     versions: Versions
@@ -207,7 +205,7 @@ class RecordKey(NamedTuple):
 # All fields have defaults, so there is no field specifier for type checkers to read.
 @dataclass_transform(frozen_default=True)
 class MessageType(type):
-    """Makes a named tuple of a declaration."""
+    """The metaclass of declarations: creates a named tuple class from the declared fields."""
 
     message_fields: tuple[Field, ...]
     record_key: RecordKey
@@ -222,25 +220,25 @@ class MessageType(type):
         versions: str = "",
         flexible: str = "",
     ) -> Any:
-        """Make the class. `key`, `versions` and `flexible` are those of a record."""
+        """Create the class. `key`, `versions` and `flexible` apply to records only (RecordKey)."""
         if not bases:
             return super().__new__(mcs, name, bases, namespace)
         specs = {attribute: spec for attribute, spec in namespace.items() if isinstance(spec, Field)}
         annotations = namespace.get("__annotations__", {})
-        made = tuple([_make_field(attribute, annotations[attribute], spec) for attribute, spec in specs.items()])
-        base = namedtuple(name, specs, defaults=[one.default for one in made], module=namespace["__module__"])  # type: ignore[misc]
+        fields = tuple([_make_field(attribute, annotations[attribute], spec) for attribute, spec in specs.items()])
+        base = namedtuple(name, specs, defaults=[each.default for each in fields], module=namespace["__module__"])  # type: ignore[misc]
         rest = {attribute: value for attribute, value in namespace.items() if attribute not in specs}
         since = parse_versions(flexible).first if flexible else VERSION_MAX
         rest |= {
             "__slots__": (),
-            "message_fields": made,
+            "message_fields": fields,
             "record_key": RecordKey(key, parse_versions(versions), since),
         }
         return super().__new__(mcs, name, (base, *bases), rest)
 
 
 class Message(metaclass=MessageType):
-    """The base of all declarations."""
+    """The base class of all declarations."""
 
     if TYPE_CHECKING:
         _fields: ClassVar[tuple[str, ...]]
@@ -256,13 +254,14 @@ class Message(metaclass=MessageType):
 
 
 def modules_in(package: ModuleType) -> Iterator[ModuleType]:
-    """Import and return the modules of a package, those of its subpackages included."""
+    """Import and yield the modules of a package and its subpackages."""
     for info in walk_packages(package.__path__, f"{package.__name__}."):
         if not info.ispkg:
             yield import_module(info.name)
 
 
 def declared_in(module: ModuleType) -> list[type[Message]]:
-    """Return the messages that a module declares, in order."""
-    found = [one for one in vars(module).values() if isinstance(one, MessageType) and one.__module__ == module.__name__]
-    return cast("list[type[Message]]", found)
+    """Return the messages that a module declares, in order of declaration."""
+    values = vars(module).values()
+    declared = [value for value in values if isinstance(value, MessageType) and value.__module__ == module.__name__]
+    return cast("list[type[Message]]", declared)

@@ -1,8 +1,7 @@
-"""The table of APIs: everything that the servers know of an API apart from its handler.
+"""The table of APIs: all properties of an API except its handler.
 
 The gRPC services, the Kafka listener, forwarding to the active controller, request metrics, limits and fault injection
-are driven by this table. An API is added by a row here, the declaration of its messages, and a handler
-(docs/wire.md, "Add an API").
+use this table. To add an API, add a row here, declare its messages and write a handler (docs/wire.md, "Add an API").
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ from kipmesh.messages.schema import NEVER, VERSION_MAX, Message, Versions, parse
 
 PROTO_PACKAGE = "kipmesh.v1"
 FORWARD_TIMEOUT_MS = 10_000
-"""Time for a forwarded request without the field `timeout_ms`."""
+"""Time limit of a forwarded request without the field `timeout_ms`."""
 
 
 class Role(Enum):
-    """Which node responds to a request."""
+    """The node that handles a request."""
 
     CONNECTION = "connection"
-    """The Kafka listener: the request is about the connection."""
+    """The Kafka listener that received the request, which concerns the connection."""
     BROKER = "broker"
-    """The broker that received it."""
+    """The broker that received the request."""
     FORWARDED = "forwarded"
-    """The active controller; a broker that receives it forwards it."""
+    """The active controller. A broker that receives the request forwards it."""
     CONTROLLER = "controller"
-    """The active controller; sent by nodes."""
+    """The active controller. Only nodes send the request."""
     QUORUM = "quorum"
-    """The voter of the metadata quorum that received it; sent by nodes."""
+    """The voter of the metadata quorum that received the request. Only nodes send it."""
 
 
 @dataclass(frozen=True)
@@ -52,21 +51,21 @@ class Service:
     comment: str
 
 
-BROKER = Service("Broker", "What a broker does for clients and for the replicas that follow it.")
+BROKER = Service("Broker", "Requests of clients and follower replicas to a broker.")
 QUORUM = Service("Quorum", "A voter of the metadata quorum. `Fetch` here reads `__cluster_metadata`.")
-CONTROLLER = Service("Controller", "The active controller, for brokers.")
-ADMIN = Service("Admin", "Administration, on controllers and on brokers, which forward it.")
+CONTROLLER = Service("Controller", "Requests of brokers to the active controller.")
+ADMIN = Service("Admin", "Administration, on controllers and on brokers. Brokers forward the requests.")
 GROUPS = Service("Groups", "Consumer groups. The leader of a group's partition of `__consumer_offsets` coordinates it.")
-FAULTS = Service("Faults", "Faults for tests, on brokers that allow them (fault.injection.enable).")
+FAULTS = Service("Faults", "Fault injection for tests, on brokers with fault.injection.enable.")
 SERVICES = (BROKER, QUORUM, CONTROLLER, ADMIN, GROUPS, FAULTS)
 
 
 @dataclass(frozen=True, eq=False)
 class Api:
-    """One API. Instances are compared by identity: Fetch of a broker and Fetch of the quorum are two APIs."""
+    """One API. Instances are compared by identity, because Fetch of brokers and Fetch of the quorum are two APIs."""
 
     key: int | None
-    """Apache Kafka's API key; None for an API of kipmesh alone."""
+    """Apache Kafka's API key; None for an API that only kipmesh has."""
     name: str
     """Apache Kafka's name, without `Request`."""
     request: type[Message]
@@ -79,58 +78,57 @@ class Api:
     flexible_since: int = VERSION_MAX
     """The first version with tagged fields."""
     response_header_flexible_since: int | None = None
-    """The first version whose response header has tagged fields, if it is another one."""
+    """The first version whose response header has tagged fields, if it is not `flexible_since`."""
     timeout_ms: int = FORWARD_TIMEOUT_MS
-    """Time for a forwarded request, unless the request has a field `timeout_ms`."""
-    is_mutation: bool = False
+    """Time limit of a forwarded request, unless the request has a field `timeout_ms`."""
     reconciles: bool = False
-    """A forwarded request that was repeated is compared with the metadata, so that its own work is a success."""
+    """Whether a retried forwarded request is compared with the metadata, so that its own effect is no error."""
     is_pipelined: bool = False
-    """The Kafka listener starts the next request of this API while one waits. Responses stay in order."""
+    """Whether the Kafka listener starts the next request of this API before the response to the previous one."""
     has_stream: bool = False
-    """gRPC has a method for many requests in a row, `<name>Stream`, too."""
+    """Whether gRPC also has the method `<name>Stream` for consecutive requests."""
     has_records: bool = False
-    """A request has records: it may be as large as `socket.request.max.bytes`."""
+    """Whether requests contain records and may therefore be as large as `socket.request.max.bytes`."""
     request_bytes_max: int | None = None
-    """Largest request (LIM-01), if the configured limits are not lower."""
+    """Maximum size of a request, in addition to the configured limits (LIM-01)."""
     limitations: str = ""
-    """Parts of Apache Kafka's API that are not supported, for the documentation."""
+    """Unsupported parts of Apache Kafka's API, for the documentation."""
     stream_comment: str = ""
-    """About the stream, for `services.proto`."""
+    """Comment on the stream in `services.proto`."""
     _request_codecs: dict[int, Codec] = field(default_factory=dict, repr=False)
     _response_codecs: dict[int, Codec] = field(default_factory=dict, repr=False)
 
     @cached_property
     def method(self) -> str:
-        """The name of the handler."""
+        """The name of the handler, for example `create_topics`."""
         return re.sub(r"(?<!^)(?=[A-Z])", "_", self.rpc).lower()
 
     @cached_property
     def rpc(self) -> str:
-        """The name of the gRPC method."""
+        """The name of the gRPC method, for example `CreateTopics`."""
         return self.request.__name__.removesuffix("Request")
 
     @cached_property
     def is_for_nodes(self) -> bool:
-        """Whether only nodes may send it."""
+        """Whether only nodes may send the request."""
         return self.role in (Role.CONTROLLER, Role.QUORUM)
 
     @cached_property
     def has_replica_id(self) -> bool:
-        """Whether nodes and clients send it, and the field `replica_id` of the request tells which."""
+        """Whether nodes and clients send the request, distinguished by its field `replica_id`."""
         return self.role is Role.BROKER and "replica_id" in self.request._fields
 
     # --- Kafka's wire format
 
     def request_codec(self, version: int) -> Codec:
-        """The codec of requests of a version."""
+        """Return the codec of requests in `version`."""
         codec = self._request_codecs.get(version)
         if codec is None:
             codec = self._request_codecs[version] = Codec(self.request, version, flexible=self._is_flexible(version))
         return codec
 
     def response_codec(self, version: int) -> Codec:
-        """The codec of responses of a version."""
+        """Return the codec of responses in `version`."""
         codec = self._response_codecs.get(version)
         if codec is None:
             codec = self._response_codecs[version] = Codec(self.response, version, flexible=self._is_flexible(version))
@@ -140,14 +138,14 @@ class Api:
         return version >= self.flexible_since
 
     def decode(self, view: memoryview, at: int, version: int, items_max: int = ITEMS_MAX) -> Any:
-        """Return the request whose body begins at `at`. Ignores trailing bytes, as Apache Kafka does.
+        """Return the request whose body starts at `at`, with at most `items_max` list items.
 
-        Raises MalformedError.
+        Ignores trailing bytes, as Apache Kafka does. Raises MalformedError.
         """
         return self.request_codec(version).read(view, at, items_max)[0]
 
     def encode(self, correlation_id: int, version: int, response: Any) -> Out:
-        """Return the whole frame of a response, its length included."""
+        """Return the frame of a response, including its length."""
         out = Out()
         out += bytes(4)
         out += correlation_id.to_bytes(4, "big", signed=True)
@@ -169,22 +167,21 @@ class Api:
         return error_places(self.response)
 
     def errors(self, response: Any) -> list[int]:
-        """Return the error codes of a response other than 0, those of its items included."""
+        """Return all error codes of a response and its items, except 0."""
         found: list[int] = []
         add_errors(self._error_places, response, found)
         return found
 
     def has_success(self, response: Any) -> bool:
-        """Whether an item of a response has no error; False if the response itself has one."""
+        """Return whether a response has no top-level error and at least one item without an error."""
         return not getattr(response, "error_code", 0) and has_success(self._error_places, response)
 
     def error_response(
         self, request: Any, code: int, message: str | None = None, version: int | None = None
     ) -> Any | None:
-        """Return the response that refuses a request.
+        """Return a response to `request` with the error `code`, at top level or for each item of the request.
 
-        The error is the response's own, or that of each item that the request names. `version` is Kafka's; None
-        means that every field can be sent. Returns None if the version has no field for the error.
+        `version` is that of Kafka's format, None for gRPC. Returns None if the version has no field for the error.
         """
         return make_error_response(self.request, self.response, request, code, message, version)
 
@@ -198,7 +195,7 @@ def _api(
     name: str | None = None,
     **options: Any,
 ) -> Api:
-    """Return the API of a request. Its response is declared beside the request; `name` is Kafka's, if it differs."""
+    """Return the API of a request and the response in the same module. `name`: Kafka's name if it differs."""
     rpc = request.__name__.removesuffix("Request")
     response = getattr(sys.modules[request.__module__], f"{rpc}Response")
     supported = parse_versions(versions)
@@ -208,7 +205,6 @@ def _api(
 _MIB = 1 << 20
 _CONNECTION: dict[str, Any] = {"role": Role.CONNECTION, "service": None}
 _FORWARDED: dict[str, Any] = {"role": Role.FORWARDED, "service": ADMIN}
-_MUTATION: dict[str, Any] = {**_FORWARDED, "is_mutation": True}
 _GROUP: dict[str, Any] = {"service": GROUPS, "request_bytes_max": _MIB}
 _CONTROLLER: dict[str, Any] = {"role": Role.CONTROLLER, "service": CONTROLLER}
 _QUORUM: dict[str, Any] = {"role": Role.QUORUM, "service": QUORUM}
@@ -240,7 +236,6 @@ APIS: tuple[Api, ...] = (
         "3-13",
         9,
         is_pipelined=True,
-        is_mutation=True,
         has_records=True,
         limitations="transactions (INVALID_REQUEST), message formats before 2",
     ),
@@ -261,14 +256,13 @@ APIS: tuple[Api, ...] = (
         name="OffsetForLeaderEpoch",
         limitations="followers, which use gRPC (CLUSTER_AUTHORIZATION_FAILED)",
     ),
-    _api(21, m.DeleteRecordsRequest, "0-2", 2, is_mutation=True),
+    _api(21, m.DeleteRecordsRequest, "0-2", 2),
     _api(3, m.MetadataRequest, "0-13", 9, limitations="authorized operations"),
     _api(
         22,
         m.InitProducerIdRequest,
         "0-5",
         2,
-        is_mutation=True,
         limitations="transactions (INVALID_REQUEST), version 6 (two-phase commit)",
     ),
     _api(None, m.ListFetchSessionsRequest),
@@ -316,7 +310,7 @@ APIS: tuple[Api, ...] = (
         63,
         m.BrokerHeartbeatRequest,
         has_stream=True,
-        stream_comment="A stream that lasts: the active controller notices when a broker's process dies.",
+        stream_comment="A permanent stream, whose end shows the active controller that the broker's process died.",
         **_CONTROLLER,
     ),
     _api(56, m.AlterPartitionRequest, **_CONTROLLER),
@@ -329,11 +323,11 @@ APIS: tuple[Api, ...] = (
         "2-7",
         5,
         reconciles=True,
-        **_MUTATION,
+        **_FORWARDED,
         limitations="the full configuration of a topic that is only validated",
     ),
-    _api(20, m.DeleteTopicsRequest, "1-6", 4, reconciles=True, **_MUTATION),
-    _api(37, m.CreatePartitionsRequest, "0-3", 2, reconciles=True, **_MUTATION),
+    _api(20, m.DeleteTopicsRequest, "1-6", 4, reconciles=True, **_FORWARDED),
+    _api(37, m.CreatePartitionsRequest, "0-3", 2, reconciles=True, **_FORWARDED),
     _api(
         32,
         m.DescribeConfigsRequest,
@@ -348,7 +342,7 @@ APIS: tuple[Api, ...] = (
         m.IncrementalAlterConfigsRequest,
         "0-1",
         1,
-        **_MUTATION,
+        **_FORWARDED,
         limitations="loggers, groups, client metrics (INVALID_REQUEST)",
     ),
     _api(
@@ -356,19 +350,19 @@ APIS: tuple[Api, ...] = (
         alter_configs.AlterConfigsRequest,
         "0-2",
         2,
-        **_MUTATION,
+        **_FORWARDED,
         limitations="groups, client metrics (INVALID_REQUEST)",
     ),
-    _api(43, m.ElectLeadersRequest, "0-2", 2, **_MUTATION),
+    _api(43, m.ElectLeadersRequest, "0-2", 2, **_FORWARDED),
     _api(50, m.DescribeUserScramCredentialsRequest, "0", 0, request_bytes_max=_MIB, **_FORWARDED),
-    _api(51, m.AlterUserScramCredentialsRequest, "0", 0, reconciles=True, request_bytes_max=4 * _MIB, **_MUTATION),
+    _api(51, m.AlterUserScramCredentialsRequest, "0", 0, reconciles=True, request_bytes_max=4 * _MIB, **_FORWARDED),
     _api(
         45,
         m.AlterPartitionReassignmentsRequest,
         "0",
         0,
         reconciles=True,
-        **_MUTATION,
+        **_FORWARDED,
         limitations="version 1, in which a client can forbid a change of the replication factor",
     ),
     _api(46, m.ListPartitionReassignmentsRequest, "0", 0, **_FORWARDED),
@@ -379,8 +373,8 @@ APIS: tuple[Api, ...] = (
         "0",
         0,
         reconciles=True,
-        **_MUTATION,
-        limitations="brokers that run (INVALID_REQUEST) or have replicas (POLICY_VIOLATION)",
+        **_FORWARDED,
+        limitations="running brokers (INVALID_REQUEST), brokers with replicas (POLICY_VIOLATION)",
     ),
     # --- consumer groups
     _api(
@@ -424,7 +418,7 @@ APIS: tuple[Api, ...] = (
 
 
 class Method:
-    """One gRPC method: an API of a service, one request at a time or as a stream of them."""
+    """One gRPC method of an API: unary, or a stream of requests."""
 
     __slots__ = ("api", "name", "path", "streaming")
 
@@ -436,23 +430,19 @@ class Method:
         self.path = f"/{PROTO_PACKAGE}.{api.service.name}/{self.name}"
 
     def decode_request(self, data: bytes) -> Any:
-        """Return the request that the bytes state; raises MalformedError."""
+        """Decode a request. Raises MalformedError."""
         return proto.decode(self.api.request, data)
 
     def decode_response(self, data: bytes) -> Any:
-        """Return the response that the bytes state; raises MalformedError."""
+        """Decode a response. Raises MalformedError."""
         return proto.decode(self.api.response, data)
 
 
 def _methods() -> Iterator[tuple[str, dict[str, Method]]]:
     for service in SERVICES:
-        found = {}
-        for api in APIS:
-            if api.service is service:
-                for streaming in (False, True)[: 1 + api.has_stream]:
-                    method = Method(api, streaming=streaming)
-                    found[method.name] = method
-        yield service.name, found
+        apis = [api for api in APIS if api.service is service]
+        methods = [Method(api, streaming=streaming) for api in apis for streaming in sorted({False, api.has_stream})]
+        yield service.name, {method.name: method for method in methods}
 
 
 METHODS: Mapping[str, Mapping[str, Method]] = MappingProxyType(dict(_methods()))
@@ -464,7 +454,7 @@ KAFKA_APIS: Mapping[int, Api] = MappingProxyType(
 
 
 def find_api(name: str) -> Api:
-    """Return the API of that name; for Fetch, the broker's."""
+    """Return the API with Kafka's name; for Fetch, that of brokers. Raises StopIteration for an unknown name."""
     return next(api for api in APIS if api.name == name)
 
 

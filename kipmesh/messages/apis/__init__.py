@@ -1,1 +1,1 @@
-"""Requests and responses: one module for the APIs of one subject, each of which becomes one file of `protos/`."""
+"""Requests and responses: one module per subject, from which one file in `protos/` is generated."""

@@ -1,4 +1,4 @@
-"""ApiVersions (18), SaslHandshake (17), SaslAuthenticate (36): requests about the connection itself."""
+"""ApiVersions (18), SaslHandshake (17), SaslAuthenticate (36): requests that concern the connection."""
 
 from collections.abc import Sequence
 

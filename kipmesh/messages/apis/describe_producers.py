@@ -20,7 +20,7 @@ class ActiveProducer(Message):
     last_sequence: Int32 = field(3, default=-1)
     # The largest timestamp of the producer's last batch.
     last_timestamp: Int64 = field(4, default=-1)
-    # Of transactions: -1, as in Apache Kafka without them.
+    # -1, because transactions are not supported yet.
     coordinator_epoch: Int32 = field(5)
     current_txn_start_offset: Int64 = field(6, default=-1)
 

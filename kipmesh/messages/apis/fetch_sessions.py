@@ -1,4 +1,4 @@
-"""ListFetchSessions: the fetch sessions of one broker. The API is kipmesh's own."""
+"""ListFetchSessions: the fetch sessions of one broker. Only kipmesh has this API."""
 
 from collections.abc import Sequence
 

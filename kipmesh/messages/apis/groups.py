@@ -65,7 +65,7 @@ class JoinGroupResponse(Message):
     protocol_type: str | None = field(4, versions="7+")
     protocol_name: str | None = field(5, nullable="7+")
     leader: str = field(6)
-    # The leader must not assign: a static member has returned and the assignment stays (KIP-814).
+    # The leader must not assign partitions: a static member has returned, and the assignment stays (KIP-814).
     skip_assignment: Bool = field(7, versions="9+")
     member_id: str = field(8)
     # For the leader; empty for others.

@@ -4,7 +4,7 @@ from kipmesh.messages.schema import Int16, Int32, Int64, Message, field
 
 
 class InitProducerIdRequest(Message):
-    # Transactions are not supported yet: an id is INVALID_REQUEST.
+    # Must be null: transactions are not supported yet (INVALID_REQUEST).
     transactional_id: str | None = field(1)
     transaction_timeout_ms: Int32 = field(2)
     # The producer's current id, -1 if it has none.
@@ -17,7 +17,7 @@ class InitProducerIdResponse(Message):
     error_code: Int16 = field(2)
     producer_id: Int64 = field(3, default=-1)
     producer_epoch: Int16 = field(4, default=-1)
-    # Why the request was refused. Not in Apache Kafka.
+    # The reason of an error. Not in Apache Kafka.
     error_message: str | None = field(5, versions="")
 
 

@@ -1,1 +1,1 @@
-"""Records of logs and snapshots: of the metadata log, of `__consumer_offsets`, control records."""
+"""Records of the metadata log and its snapshots, of `__consumer_offsets`, and control records."""

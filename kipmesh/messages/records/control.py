@@ -1,4 +1,4 @@
-"""Control records of a log of metadata and of its snapshots. Each value begins with its version."""
+"""Control records of the metadata log and its snapshots. Each value starts with its version."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ class Voter(Message):
 
 
 class LeaderChangeMessage(Message, key=2, versions="0", flexible="0+"):
-    """The first record of every epoch: the leader, the voters, and those that voted for it."""
+    """The first record of every epoch: the leader, the voters, and the voters that granted their vote."""
 
     version: Int16 = field()
     leader_id: Int32 = field()
@@ -24,7 +24,7 @@ class SnapshotHeader(Message, key=3, versions="0", flexible="0+"):
     """The first record of a snapshot."""
 
     version: Int16 = field()
-    # The time when the last record in the snapshot was appended, in ms.
+    # The append time of the last record in the snapshot, in ms.
     last_contained_log_timestamp: Int64 = field()
 
 

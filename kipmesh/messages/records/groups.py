@@ -1,4 +1,4 @@
-"""Records of consumer groups: those of `__consumer_offsets`, and what consumers exchange through their coordinator.
+"""Records of consumer groups: of `__consumer_offsets`, and of the protocol between the members of a group.
 
 Types, fields and versions are Apache Kafka's (`OffsetCommitKey`, `ConsumerProtocolSubscription` and the others).
 """

@@ -1,7 +1,7 @@
-"""Apache Kafka's metadata records: what the log of `__cluster_metadata-0` and its snapshots hold.
+"""Apache Kafka's metadata records: the content of the log `__cluster_metadata-0` and its snapshots.
 
-Types, fields, numbers and versions are those of Apache Kafka's schemas, so that its tools read the files. Ids are 16
-bytes. `kipmesh.core.metadata.records` frames them.
+Types, fields, numbers and versions are those of Apache Kafka's schemas, so that its tools can read the files. Ids have
+16 bytes. `kipmesh.core.metadata.records` frames them.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from kipmesh.messages.schema import Bool, Float64, Int8, Int16, Int32, Int64, Me
 
 ZERO_UUID = ZERO_ID
 KIPMESH_TAG = 10_000
-"""The first tag of fields that Apache Kafka's schemas do not have; Kafka numbers its own from 0."""
+"""The first tag of fields that only kipmesh has. Apache Kafka numbers its tags from 0 and skips unknown ones."""
 
 
 class BrokerEndpoint(Message):
@@ -182,14 +182,14 @@ class ProducerIdsRecord(Message, key=15, versions="0", flexible="0+"):
 class BrokerRegistrationChangeRecord(Message, key=17, versions="0-2", flexible="0+"):
     """A change of a broker: fenced is 1, unfenced -1, unchanged 0.
 
-    What it does to the broker's partitions: `fencing`. The last two fields are ours, in tags that Kafka skips."""
+    `kipmesh.core.metadata.fencing` describes the effect on partitions. Only kipmesh has the last two fields."""
 
     broker_id: Int32 = field()
     broker_epoch: Int64 = field()
     fenced: Int8 = field(tag=0)
     in_controlled_shutdown: Int8 = field(versions="1+", tag=1)
     log_dirs: Sequence[Uuid] = field(versions="2+", tag=2)
-    # Brokers that will be fenced next: none of them is elected.
+    # Brokers that will be fenced next, so that they are not elected.
     also_gone: Sequence[Int32] = field(tag=KIPMESH_TAG)
     # Whether the broker was alive after the last change of every partition that it leads.
     proven: Bool = field(tag=KIPMESH_TAG + 1)

@@ -24,7 +24,7 @@ def test_a_tagged_field_that_is_read_beyond_its_size_is_malformed() -> None:
     body = bytearray(out[:-1])
     put_varint(body, 400)
     body += b"\x00\x00\x7f\x00" * 200 + cluster_id
-    with pytest.raises(MalformedError, match="cluster_id has another length"):
+    with pytest.raises(MalformedError, match="cluster_id does not have the length"):
         fetch.decode(memoryview(bytes(body)), 0, 12)
 
 

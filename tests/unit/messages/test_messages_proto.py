@@ -90,7 +90,7 @@ def test_damaged_messages_are_refused_or_read_as_google_reads_them(of: Any) -> N
     [
         (b"\x22\x05\x0a", "cut inside a list"),
         (b"\x08", "a number without a byte"),
-        (b"\x08" + b"\xff" * 11, "a number of more than ten bytes"),
+        (b"\x08" + b"\xff" * 11, "varint must have at most ten bytes"),
         (b"\x00\x00", "a field with number 0"),
         (b"\x0b\x0c", "groups"),
         (b"\x62\x02\xff\xfe", "text that is not UTF-8"),
@@ -112,7 +112,7 @@ def test_a_null_list_with_items_is_malformed() -> None:
     data = proto.encode(m.MetadataRequest(topics=None)) + proto.encode(
         m.MetadataRequest([m.MetadataRequestTopic(name="t")])
     )
-    with pytest.raises(MalformedError, match="all_topics with items"):
+    with pytest.raises(MalformedError, match="all_topics must not be set if topics has items"):
         proto.decode(m.MetadataRequest, data)
 
 

@@ -15,7 +15,7 @@ class ReplacedConfigsResource(Message):
     # 2 topic, 4 broker.
     resource_type: Int8 = field(1)
     resource_name: str = field(2)
-    # All keys that the resource has afterwards.
+    # All keys that the resource will have. Other keys are deleted.
     configs: Sequence[ReplacedConfig] = field(3)
 
 

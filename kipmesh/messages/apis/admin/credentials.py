@@ -48,7 +48,7 @@ class ScramCredentialUpsertion(Message):
     salted_password: bytes = field(5)
 
     def __repr__(self) -> str:
-        return f"ScramCredentialUpsertion({self.name!r}, {self.mechanism}, {self.iterations})"  # no secret in a log
+        return f"ScramCredentialUpsertion({self.name!r}, {self.mechanism}, {self.iterations})"  # omits the secrets
 
 
 class AlterUserScramCredentialsRequest(Message):

@@ -1,4 +1,4 @@
-"""Faults for tests: InjectFault, ListFaults, ClearFaults. These APIs are kipmesh's own."""
+"""InjectFault, ListFaults, ClearFaults: fault injection for tests. Only kipmesh has these APIs."""
 
 from collections.abc import Sequence
 

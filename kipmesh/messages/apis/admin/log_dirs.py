@@ -79,7 +79,7 @@ class DescribeLogDirsResult(Message):
     topics: Sequence[DescribeLogDirsTopic] = field(3)
     total_bytes: Int64 = field(4, versions="4+", default=-1)
     usable_bytes: Int64 = field(5, versions="4+", default=-1)
-    # Why the directory is offline. Not in Apache Kafka.
+    # The reason why the directory is offline. Not in Apache Kafka.
     error_message: str | None = field(6, versions="")
 
 

@@ -1,4 +1,4 @@
-"""AlterPartitionReassignments (45), ListPartitionReassignments (46), and PlanBrokerDrain, which is kipmesh's own."""
+"""AlterPartitionReassignments (45), ListPartitionReassignments (46), and PlanBrokerDrain, which only kipmesh has."""
 
 from collections.abc import Sequence
 
@@ -81,7 +81,7 @@ class PlanBrokerDrainRequest(Message):
 
     broker_id: Int32 = field(1)
     timeout_ms: Int32 = field(2, default=60000)
-    # The end of the previous plan; none starts from the beginning.
+    # The end of the previous plan; null starts from the beginning.
     cursor: DrainCursor | None = field(3)
     # Only check that each replica has a target; the response has no plan.
     is_check: Bool = field(4)
@@ -93,8 +93,8 @@ class PlanBrokerDrainResponse(Message):
     error_message: str | None = field(3)
     # Targets for some of the partitions, for AlterPartitionReassignments.
     topics: Sequence[ReassignableTopic] = field(4)
-    # Replicas of the broker, and those among the visited ones that a reassignment already removes.
+    # The number of replicas of the broker, and how many of the visited ones a reassignment already removes.
     replicas: Int32 = field(5)
     leaving: Int32 = field(6)
-    # The start of the next plan; none at the end.
+    # The start of the next plan; null at the end.
     next_cursor: DrainCursor | None = field(7)
