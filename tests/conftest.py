@@ -18,7 +18,7 @@ from hypothesis.internal.constants_ast import Constants
 
 from bench.kafka_tools import download_kafka_tools
 from kipmesh.cluster import ports
-from kipmesh.transport.grpc import is_of_poller
+from kipmesh.transport.grpc import is_poller_error
 
 # Spark starts its process by fork: what gRPC would do in that child, about threads that are not there, may end it.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -41,7 +41,7 @@ settings.load_profile("kipmesh")
 
 def _concerns_its_loop(record: logging.LogRecord) -> bool:
     """Not what grpc tells a test's loop about the loop of a test before, or about that of a cluster's thread."""
-    return not is_of_poller(record.getMessage(), record.exc_info[1] if record.exc_info else None)
+    return not is_poller_error(record.getMessage(), record.exc_info[1] if record.exc_info else None)
 
 
 logging.getLogger("asyncio").addFilter(_concerns_its_loop)

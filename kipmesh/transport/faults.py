@@ -1,13 +1,14 @@
-"""Faults for tests: requests that are responded to late, with an error, or not at all.
+"""Fault injection for tests: delayed requests, error responses and closed connections.
 
-A fault is for one API, and for one client id or all of them. It applies to the next `times` requests, and a request has
-one fault: the oldest that matches. First it waits `delay_ms`. Then the connection ends, or the response is the error
-and nothing is done, or the request is handled as usual.
+A fault applies to the next `times` requests of one API, from one client id or from all. The oldest matching fault is
+used. It waits `delay_ms`, then closes the connection, or responds with the error without calling the handler, or
+continues.
 
-- The error is in the fields that the version has for it. A version without any ends the connection.
-- Metadata is handled as usual, with the error at each topic instead of its partitions; it counts if there is a topic.
-- An incremental fetch names only what changed: the response is FETCH_SESSION_ID_NOT_FOUND, which does not count, and
-  the full fetch that follows gets the error at each partition.
+- The error is set in the fields that the request's version has for it. A version without such a field closes the
+  connection.
+- Metadata is handled, then each topic has the error instead of its partitions. A request without topics does not count.
+- An incremental fetch cannot report an error for all its partitions. It gets FETCH_SESSION_ID_NOT_FOUND, which does not
+  count, and the following full fetch gets the error for each partition.
 """
 
 from __future__ import annotations
@@ -34,76 +35,79 @@ _UNSUPPORTED = frozenset({"SaslHandshake", "SaslAuthenticate"})
 
 
 class Faults:
-    """One broker's, oldest first; owned by the event loop."""
+    """The faults of one broker, oldest first. Not thread-safe."""
 
     def __init__(self) -> None:
         self._faults: dict[int, InjectedFault] = {}
         self._last_id = 0
         self._names: frozenset[str] = frozenset()
 
-    def knows(self, names: frozenset[str]) -> None:
-        """The APIs that can have faults."""
+    def set_api_names(self, names: frozenset[str]) -> None:
+        """Set the names of the APIs that can have faults."""
         self._names = names - _UNSUPPORTED
 
     def add(self, fault: InjectedFault) -> int:
-        """Return the fault's number. Raises KafkaError INVALID_REQUEST, or POLICY_VIOLATION if there are too many."""
+        """Add a fault and return its id.
+
+        Raises KafkaError: INVALID_REQUEST for an invalid fault, POLICY_VIOLATION beyond FAULTS_MAX faults.
+        """
         problem = self._problem(fault)
         if problem:
             raise KafkaError(ErrorCode.INVALID_REQUEST, problem)
         if len(self._faults) >= FAULTS_MAX:
-            raise KafkaError(ErrorCode.POLICY_VIOLATION, f"there are {FAULTS_MAX} faults already")
+            raise KafkaError(ErrorCode.POLICY_VIOLATION, f"at most {FAULTS_MAX} faults are allowed; clear some first")
         self._last_id += 1
         self._faults[self._last_id] = fault._replace(fault_id=self._last_id)
         return self._last_id
 
     def _problem(self, fault: InjectedFault) -> str | None:
         if fault.api_name not in self._names:
-            return f"there is no API {fault.api_name[:50]!r}; there are {', '.join(sorted(self._names))}"
+            return f"unknown API {fault.api_name[:50]!r}; use one of {', '.join(sorted(self._names))}"
         code = fault.fault_error_code
         if code and ErrorCode.of(code) != code:
-            return f"there is no error code {code}"
+            return f"unknown error code {code}"
         if not 0 <= fault.delay_ms <= DELAY_MS_MAX:
-            return f"a delay is between 0 and {DELAY_MS_MAX} ms"
+            return f"delay_ms must be between 0 and {DELAY_MS_MAX}, got {fault.delay_ms}"
         if not 1 <= fault.times <= TIMES_MAX:
-            return f"a fault is for 1 to {TIMES_MAX} requests"
+            return f"times must be between 1 and {TIMES_MAX}, got {fault.times}"
         if len(fault.client_id) > CLIENT_ID_LENGTH_MAX:
-            return f"a client id has at most {CLIENT_ID_LENGTH_MAX} characters here"
+            return f"client_id must have at most {CLIENT_ID_LENGTH_MAX} characters, got {len(fault.client_id)}"
         if fault.drops_connection and code:
-            return "drops_connection and fault_error_code exclude each other"
+            return "drops_connection and fault_error_code exclude each other; set one of them"
         if not (code or fault.delay_ms or fault.drops_connection):
-            return "a fault is an error, a delay, or the end of the connection"
+            return "a fault must have fault_error_code, delay_ms or drops_connection"
         return None
 
     def all(self) -> list[InjectedFault]:
-        """Return the faults that still apply, each with the number of requests left."""
+        """Return the remaining faults, each with its remaining number of requests as `times`."""
         return list(self._faults.values())
 
     def clear(self, ids: frozenset[int] = frozenset()) -> int:
-        """Remove faults, all by default; return how many."""
-        gone = [number for number in self._faults if not ids or number in ids]
-        for number in gone:
+        """Remove the faults with these ids, all if there are none, and return the number of removed faults."""
+        removed = [number for number in self._faults if not ids or number in ids]
+        for number in removed:
             del self._faults[number]
-        return len(gone)
+        return len(removed)
 
     def find(self, api_name: str, client_id: str) -> InjectedFault | None:
-        """The oldest one that fits a request; `count` when it acts."""
+        """Return the oldest fault that matches a request, or None. Call `count` if it is used."""
         for fault in self._faults.values():
             if fault.api_name == api_name and fault.client_id in ("", client_id):
                 return fault
         return None
 
     def count(self, fault: InjectedFault) -> None:
-        """Count one use of the fault."""
-        left = self._faults.get(fault.fault_id)
-        if left is None:
+        """Count one use of a fault, and remove it after the last."""
+        current = self._faults.get(fault.fault_id)
+        if current is None:
             return
-        if left.times > 1:
-            self._faults[fault.fault_id] = left._replace(times=left.times - 1)
+        if current.times > 1:
+            self._faults[fault.fault_id] = current._replace(times=current.times - 1)
         else:
             del self._faults[fault.fault_id]
 
     async def handle(self, api: Api, request: Any, context: RequestContext, handler: Handler) -> Any:
-        """Respond to one request, with the fault that matches it if there is one."""
+        """Return the response to one request, using the matching fault if there is one. Raises CloseConnection."""
         fault = None if request is None else self.find(api.name, context.client_id)
         if fault is None:
             return await handler(request, context)
@@ -117,20 +121,20 @@ class Faults:
         if fault.delay_ms:
             await asyncio.sleep(fault.delay_ms / 1000)
         if fault.drops_connection:
-            raise CloseConnection("fault", f"{api.name}: an injected fault")
+            raise CloseConnection("fault", f"{api.name}: injected fault")
         if fault.fault_error_code:
-            return await _refused(api, request, context, handler, ErrorCode.of(fault.fault_error_code))
+            return await _error_response(api, request, context, handler, ErrorCode.of(fault.fault_error_code))
         return await handler(request, context)
 
 
-async def _refused(api: Api, request: Any, context: RequestContext, handler: Handler, code: ErrorCode) -> Any:
+async def _error_response(api: Api, request: Any, context: RequestContext, handler: Handler, code: ErrorCode) -> Any:
     if api.name == METADATA:
         response = await handler(request, context)
         topics = [topic._replace(error_code=code, partitions=()) for topic in response.topics]
         return response._replace(topics=topics)
     if api.name == PRODUCE and not request.acks:
-        raise CloseConnection("fault", f"{api.name} with acks=0: an injected {code.name}")
+        raise CloseConnection("fault", f"{api.name} with acks=0: injected {code.name}")
     response = api.error_response(request, code, None, context.version)
     if response is None:
-        raise CloseConnection("fault", f"{api.name} v{context.version} has no field for an injected {code.name}")
+        raise CloseConnection("fault", f"{api.name} v{context.version} has no error field for the injected {code.name}")
     return response

@@ -1,7 +1,7 @@
-"""Metrics of requests, with Kafka's names where Kafka has them. Numbers are plain, and read at each scrape.
+"""Metrics of requests, with Apache Kafka's names where Kafka has them.
 
-The time of a request includes the time that it waits on purpose: a fetch for bytes or for the high watermark, a
-Produce for replicas.
+Counts are plain integers that are read at each scrape, because this is on the hot path. The time of a request includes
+intended waits: a Fetch for records or the high watermark, a Produce for replicas.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GRPC_BUCKETS_MS = (0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 
 
 
 class _Times:
-    """A histogram."""
+    """A histogram of durations with fixed upper limits."""
 
     __slots__ = ("_limits", "buckets", "total")
 
@@ -57,7 +57,7 @@ class _ApiNumbers:
 
 
 class RequestMetrics(Collector):
-    """The requests of one node, by both front ends. Scrapes come from another thread."""
+    """Metrics of one node's requests from both front ends. `collect` runs on another thread than `finished`."""
 
     def __init__(self) -> None:
         self._kafka: dict[str, _ApiNumbers] = {}
@@ -72,9 +72,9 @@ class RequestMetrics(Collector):
         sizes: tuple[int, int],
         took_s: float,
     ) -> None:
-        """Count an exchange that took `took_s` seconds. `sizes` are the bytes of request and response."""
+        """Count a completed request that took `took_s` seconds. `sizes`: bytes of request and response."""
         if context.version is None:
-            # A series per kind that occurs. Fetches of replicas and of consumers are two kinds.
+            # Fetches of followers and of consumers are separate series, as in Apache Kafka.
             name = api.name
             if name == "Fetch":
                 name = "FetchFollower" if request.replica_id >= 0 else "FetchConsumer"
@@ -96,14 +96,14 @@ class RequestMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Return the metrics of both front ends."""
         prefix = "kafka_network_requestmetrics_"
-        requests = CounterMetricFamily(prefix + "requests", "Requests completed.", labels=["request", "version"])
+        requests = CounterMetricFamily(prefix + "requests", "Completed requests.", labels=["request", "version"])
         received = CounterMetricFamily(prefix + "requestbytes", "Bytes of requests.", labels=["request"])
         errors = CounterMetricFamily(
-            prefix + "errors", "Errors in responses, of all their items.", labels=["request", "error"]
+            prefix + "errors", "Errors in responses, counting each item of a response.", labels=["request", "error"]
         )
         sent = CounterMetricFamily(prefix + "responsebytes", "Bytes of responses.", labels=["request"])
         times = HistogramMetricFamily(
-            "kipmesh_wire_request_seconds", "From a request's last byte to its response's first.", labels=["request"]
+            "kipmesh_wire_request_seconds", "Time from the last byte of a request to its response.", labels=["request"]
         )
         for name, numbers in list(self._kafka.items()):
             for version, count in list(numbers.versions.items()):
@@ -114,10 +114,10 @@ class RequestMetrics(Collector):
             sent.add_metric((name,), numbers.response_bytes)
             numbers.times.add_to(times, name)
         grpc = HistogramMetricFamily(
-            prefix + "totaltimems", "Time from a request to its response, waits included, in ms.", labels=["request"]
+            prefix + "totaltimems", "Time from a request to its response, including waits, in ms.", labels=["request"]
         )
-        for name, of_kind in list(self._grpc.items()):
-            of_kind.add_to(grpc, name)
+        for name, histogram in list(self._grpc.items()):
+            histogram.add_to(grpc, name)
         yield from (requests, errors, received, sent, times, grpc)
 
     describe = collect

@@ -1,8 +1,8 @@
-"""The path of a request behind both front ends: fault injection, the handler, errors, metrics, observers.
+"""Request pipeline behind both front ends: fault injection, handlers, error responses, metrics, observers.
 
-A front end has read the frame within its limits and decoded it. A handler is one coroutine from request and context to
-response. A KafkaError that it raises becomes the API's error response; NO_RESPONSE sends nothing; CloseConnection ends
-the connection of a Kafka client, or the call of a gRPC client.
+A front end reads and decodes a frame within its limits. A handler is a coroutine from request and context to response.
+A KafkaError from a handler becomes the API's error response. NO_RESPONSE sends nothing. CloseConnection closes the
+connection of a Kafka client, or aborts the call of a gRPC client.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ from kipmesh.transport.metrics import RequestMetrics
 Handler = Callable[[Any, RequestContext], Awaitable[Any]]
 Handlers = Mapping[Api, Handler]
 Observer = Callable[[RequestContext, Any, Any, int, int], None]
-"""Receives context, request, response, and the bytes of the two."""
+"""Receives context, request, response, and the bytes of request and response."""
 StreamEnded = Callable[[RequestContext], None]
 
 NO_RESPONSE = None
-"""Returned by a handler whose request gets no response."""
+"""Returned by a handler if the client expects no response (acks=0)."""
 
 
-class CloseConnection(Exception):  # noqa: N818 - nothing is wrong with the request
-    """Raised by a handler to end the connection without a response."""
+class CloseConnection(Exception):  # noqa: N818 - not an error of the request
+    """Raised by a handler to close the connection without a response.
+
+    `reason` is the label of the metric `kipmesh_wire_connections_ended_total`; the text is logged.
+    """
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -41,13 +44,13 @@ class CloseConnection(Exception):  # noqa: N818 - nothing is wrong with the requ
 
 
 class Interceptor(Protocol):
-    """Faults for tests (`kipmesh.transport.faults`)."""
+    """Injects faults into requests (`kipmesh.transport.faults`)."""
 
-    def knows(self, names: frozenset[str]) -> None:
+    def set_api_names(self, names: frozenset[str]) -> None:
         """Receive the names of the APIs that have handlers."""
 
     async def handle(self, api: Api, request: Any, context: RequestContext, handler: Handler) -> Any:
-        """Respond to a request in place of the handler, or with it."""
+        """Return the response to a request, with or without calling `handler`."""
 
 
 class Pipeline:
@@ -63,16 +66,16 @@ class Pipeline:
         faults: Interceptor | None = None,
         limits_requests: bool = True,
     ) -> None:
-        """Make the pipeline.
+        """Create the pipeline.
 
         Args:
-            handlers: the handler of each API that the node responds to.
-            stream_ended: called when a gRPC stream of the API ended; its request was cancelled by then.
-            observers: by the name of an API; called for each exchange before anything else runs.
+            handlers: the handler of each API that the node serves.
+            stream_ended: called after a gRPC stream of the API has ended and its running request was cancelled.
+            observers: by API name; called after each request that was responded to.
             metrics: counts requests.
-            faults: faults for tests; None if they are not enabled.
-            limits_requests: whether the limits of the table apply (LIM-01). A controller receives what a broker has
-                already limited, in a form that may be larger.
+            faults: injects faults; None if disabled.
+            limits_requests: whether the request limits of the API table apply (LIM-01). A controller does not apply
+                them: brokers have limited the requests already, and a forwarded request may be larger.
         """
         self.limits_requests = limits_requests
         self.handlers = handlers
@@ -83,10 +86,13 @@ class Pipeline:
         self.stream_numbers = itertools.count(1)
         """Numbers of gRPC streams, unique among all servers of the pipeline."""
         if faults is not None:
-            faults.knows(frozenset(api.name for api in handlers if api.versions != NEVER))
+            faults.set_api_names(frozenset(api.name for api in handlers if api.versions != NEVER))
 
     async def handle(self, api: Api, request: Any, context: RequestContext) -> Any:
-        """Return the response to one request, or NO_RESPONSE. Raises CloseConnection."""
+        """Return the response to one request, or NO_RESPONSE.
+
+        Raises CloseConnection if a handler does, or if its KafkaError has no field in the response.
+        """
         handler = self.handlers[api]
         try:
             if self._faults is not None:
@@ -105,18 +111,21 @@ class Pipeline:
         request: Any,
         response: Any,
         sizes: tuple[int, int],
-        began_s: float,
+        started_s: float,
     ) -> None:
-        """Count an exchange. `sizes` are the bytes of request and response, `began_s` is of `perf_counter`."""
+        """Count a completed request and notify its observer.
+
+        `sizes`: bytes of request and response; `started_s`: `perf_counter` at the arrival of the request.
+        """
         if self._metrics is not None:
-            self._metrics.finished(api, context, request, response, sizes, perf_counter() - began_s)
+            self._metrics.finished(api, context, request, response, sizes, perf_counter() - started_s)
         observe = self._observers.get(api.name)
         if observe is not None and response is not NO_RESPONSE and not api.is_for_nodes:
             observe(context, request, response, *sizes)
 
 
 def coroutines_in(package: ModuleType) -> dict[str, Any]:
-    """Return the coroutine functions that the modules of a package define, by name."""
+    """Import all modules of a package and return the coroutine functions that they define, by name."""
     modules = [import_module(f"{package.__name__}.{info.name}") for info in iter_modules(package.__path__)]
     return {
         name: function
@@ -127,10 +136,10 @@ def coroutines_in(package: ModuleType) -> dict[str, Any]:
 
 
 def pipeline_of(services: Mapping[str, object], **options: Any) -> Pipeline:
-    """Return a pipeline of objects by gRPC service, whose coroutines are named as the APIs (`create_topics`).
+    """Return a pipeline for objects by gRPC service name, whose coroutines are named after the APIs (`create_topics`).
 
-    A coroutine that an object lacks is an API without a handler. `stream_ended(context)` of an object is called for
-    its streams. `options` are those of Pipeline.
+    An API without a coroutine has no handler. `stream_ended(context)` of an object, if any, is called for its streams.
+    `options` are passed to Pipeline.
     """
     handlers: dict[Api, Handler] = {}
     ended: dict[Api, StreamEnded] = {}

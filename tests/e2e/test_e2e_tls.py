@@ -223,13 +223,13 @@ def test_bad_certificates_stop_a_start_and_are_ignored_on_reload(tls_mesh: Mesh)
     command += ["--config", f"ssl.certificate.dir={bad}", "--config", "log.level=error"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 1
-    said = f"kipmesh_follower: cannot start: TLS: {bad}/tls.key: not a whole private key in PEM form"
+    said = f"kipmesh_follower: cannot start: TLS: {bad}/tls.key: must contain a complete PEM private key"
     assert done.stderr.splitlines() == [said]
     mesh.local("start", "follower-1")
     node, key = mesh.node("follower-1"), (certs / "tls.key").read_bytes()
     (certs / "tls.key").write_bytes(key[:100])
     wait_for(lambda: metric(mesh, node, "kipmesh_tls_files_bad") == 1, "the bad key is noticed")
-    said = "changed certificates cannot be used, those before stay in use"
+    said = "changed certificates are invalid, previous ones stay in use"
     wait_for(lambda: said in Path(node["log"]).read_text(), "it says so")  # after it has counted it
     mesh.run("produce", "flights", stdin="still here")
     assert mesh.consume("flights", 1) == ["still here"]

@@ -1,9 +1,8 @@
-"""Calls to other nodes: a connection an address, unary calls, and streams of one request at a time.
+"""gRPC calls to other nodes: one connection per address, unary calls, and streams with one request at a time.
 
-With TLS, a connection moves to a new channel when the certificates changed: calls and streams that begin from then on
-use it, those under way end on the one before. Every failure of the transport is a `TransportError`; errors that a peer
-answers with are in the messages. A request that cannot be said (text that is no Unicode, a number out of range) raises
-KafkaError(INVALID_REQUEST) unsent.
+When TLS certificates change, a connection opens a new channel for new calls and streams; running ones end on the old
+channel. Every failure of the transport is a TransportError; error codes of the peer are in the response. A request that
+cannot be encoded (invalid Unicode, a number out of range) is not sent and raises KafkaError INVALID_REQUEST.
 """
 
 from __future__ import annotations
@@ -21,91 +20,92 @@ from kipmesh.messages.kafka import MalformedError
 from kipmesh.messages.proto import encode
 from kipmesh.messages.table import METHODS, Method
 from kipmesh.transport.grpc.server import CLIENT_ID_KEY, DEFAULT_MESSAGE_BYTES_MAX
-from kipmesh.transport.grpc.tls import channel_credentials, meaning_of
+from kipmesh.transport.grpc.tls import channel_credentials, hint_for
 from kipmesh.transport.tls.files import TlsFiles, TlsPaths
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", DEFAULT_MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", DEFAULT_MESSAGE_BYTES_MAX),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    # A container or pod that comes back has another address: its name is asked for again as soon.
+    # A restarted container or pod has a new address, so its name must be resolved again soon.
     ("grpc.dns_min_time_between_resolutions_ms", 500),
-    # How long opening one may take. Where it takes longer on a busy machine, nobody is ever connected; and while a node
-    # is cut off, a new attempt is seldom sooner successful than the one under way.
+    # Time limit of one connection attempt. A shorter one would never succeed on a busy machine.
     ("grpc.min_reconnect_backoff_ms", 3000),
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
-    # Each connection object is a connection of its own: nodes in one process do not share sockets.
+    # Connection objects do not share sockets, so that nodes in one process have separate connections.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 ]
 
 
 Meter = Callable[[int, int], None]
-"""Is told the bytes of messages that were sent and received."""
+"""Called with the numbers of bytes sent and received."""
 
 
 class TransportError(Exception):
-    """A call that got no answer: refused, broken, timed out or not understood. The request may have been done."""
+    """Raised for a call without a response: refused, broken, timed out or invalid. The request may have been executed.
 
-    def __init__(self, address: str, method: str, code: grpc.StatusCode, details: str, meaning: str = "") -> None:
-        said = f" ({meaning})" if meaning else ""
-        super().__init__(f"{method} to {address} failed: {code.name}: {details}{said}")
+    `hint` is a suggestion for the user, or "".
+    """
+
+    def __init__(self, address: str, method: str, code: grpc.StatusCode, details: str, hint: str = "") -> None:
+        suffix = f" ({hint})" if hint else ""
+        super().__init__(f"{method} to {address} failed: {code.name}: {details}{suffix}")
         self.address = address
-        self.meaning = meaning
-        """What the user may have to change, empty where that is not known."""
+        self.hint = hint
         self.code = code
 
     @classmethod
     def no_response(cls, address: str, method: str) -> TransportError:
-        """For a caller that gave up by itself."""
-        return cls(address, method, grpc.StatusCode.CANCELLED, "no answer, and somebody else may have one")
+        """Return the error of a call that its caller has abandoned, because another node may respond."""
+        return cls(address, method, grpc.StatusCode.CANCELLED, "no response yet, trying another node")
 
     @property
     def timed_out(self) -> bool:
-        """Whether the caller's own time limit ended the call."""
+        """Whether the call exceeded the caller's time limit."""
         return self.code is grpc.StatusCode.DEADLINE_EXCEEDED
 
     @property
     def unimplemented(self) -> bool:
-        """Whether the server does not have that call."""
+        """Whether the server does not implement the method."""
         return self.code is grpc.StatusCode.UNIMPLEMENTED
 
     @property
     def denied(self) -> bool:
-        """Whether the server does not let this side call that: its certificate is not a node's."""
+        """Whether the server refused the call because this side's certificate is not a node's."""
         return self.code is grpc.StatusCode.PERMISSION_DENIED
 
     @property
     def too_large(self) -> bool:
-        """Whether a message is larger than one of the two sides takes: it will not get smaller."""
+        """Whether request or response exceed a size limit, so that a retry would fail too."""
         return self.code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def _transport_error(address: str, method: str, error: grpc.RpcError, *, has_tls: bool = False) -> TransportError:
     details = error.details() or ""
-    return TransportError(address, method, error.code(), details, meaning_of(details, has_tls=has_tls))
+    return TransportError(address, method, error.code(), details, hint_for(details, has_tls=has_tls))
 
 
 def _encode(method: Method, request: Any) -> bytes:
     try:
         return encode(request)
-    except (TypeError, ValueError, AttributeError) as error:  # text that is no Unicode, a number out of range
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"{method.name} cannot say that: {error}") from None
+    except (TypeError, ValueError, AttributeError) as error:  # invalid Unicode, a number out of range
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"{method.name} request cannot be encoded: {error}") from None
 
 
 def _decode(address: str, method: Method, data: bytes) -> Any:
     try:
         return method.decode_response(data)
     except MalformedError as error:
-        text = f"the answer cannot be decoded: {error}"
+        text = f"response cannot be decoded: {error}"
         raise TransportError(address, method.name, grpc.StatusCode.INTERNAL, text) from None
 
 
 class _Channel:
-    """One HTTP/2 connection, and who uses it; one that was replaced is closed when nobody does any more."""
+    """One HTTP/2 connection with a count of its users. A retired channel is closed after its last user."""
 
     def __init__(self, address: str, tls: TlsFiles | None) -> None:
         self.generation = 0
@@ -148,7 +148,7 @@ class _Channel:
 
 
 class Connection:
-    """Calls to one address over one HTTP/2 connection, opened at the first call and reopened when it breaks."""
+    """Calls to one address over one HTTP/2 connection, opened by the first call and reopened when it breaks."""
 
     def __init__(self, address: str, client_id: str, tls: TlsFiles | None = None) -> None:
         self.address = address
@@ -159,11 +159,10 @@ class Connection:
         self._idle_streams: dict[tuple[str, str], list[FetchStream]] = {}
 
     def _current(self) -> _Channel:
-        """The channel for what begins now."""
+        """Return the channel for new calls, which is a new one if the certificates have changed."""
         tls, channel = self._tls, self._channel
         if tls is not None and tls.current.generation != channel.generation:
-            self._retired = [one for one in self._retired if one.users]
-            self._retired.append(channel)
+            self._retired = [*(each for each in self._retired if each.users), channel]
             self._channel = _Channel(self.address, tls)
             channel.retire()
         return self._channel
@@ -177,15 +176,21 @@ class Connection:
         wait_for_ready: bool = False,
         meter: Meter | None = None,
     ) -> Any:
-        """One unary call; raises TransportError. `wait_for_ready` waits for a connection within the time limit."""
-        known = METHODS[service][method]
-        data = _encode(known, request)
+        """Make a unary call and return the response.
+
+        Args: timeout_s: time limit; wait_for_ready: wait for a connection within the time limit instead of failing
+        immediately; meter: called with the bytes of request and response.
+
+        Raises TransportError, or KafkaError INVALID_REQUEST if the request cannot be encoded.
+        """
+        declared = METHODS[service][method]
+        data = _encode(declared, request)
         if meter is not None:
             meter(len(data), 0)
         channel = self._current()
         channel.users += 1
         try:
-            answer = await channel.callable(service, method)(
+            response = await channel.callable(service, method)(
                 data, timeout=timeout_s, metadata=self._metadata, wait_for_ready=wait_for_ready
             )
         except grpc.aio.AioRpcError as error:
@@ -193,15 +198,19 @@ class Connection:
         finally:
             channel.release()
         if meter is not None:
-            meter(0, len(answer))
-        return _decode(self.address, known, answer)
+            meter(0, len(response))
+        return _decode(self.address, declared, response)
 
     async def fetch(self, request: Any, timeout_s: float) -> Any:
-        """One Fetch of the Broker service over a stream that is kept for the next: half a unary call's latency."""
+        """Send a Fetch to the service Broker and return the response. See `exchange`."""
         return await self.exchange("Broker", "FetchStream", request, timeout_s)
 
     async def exchange(self, service: str, method: str, request: Any, timeout_s: float) -> Any:
-        """One request of a stream that is kept for the next one; one that failed is dropped. Raises TransportError."""
+        """Send a request over an idle stream, or a new one, and return the response.
+
+        Streams are kept for later requests, because they have half the latency of unary calls. A failed one is dropped.
+        Raises TransportError, or KafkaError INVALID_REQUEST if the request cannot be encoded.
+        """
         idle = self._idle_streams.setdefault((service, method), [])
         channel = self._current()
         stream = idle.pop() if idle and idle[-1].channel is channel else self._open(service, method)
@@ -211,16 +220,16 @@ class Connection:
             stream.cancel()
             raise
         if stream.channel is self._channel:
-            # Streams of a channel before end only now: whoever watches for one that breaks has heard of this one.
+            # Streams of older channels are closed only now, after the new stream has proved that the peer is alive.
             while idle and idle[-1].channel is not stream.channel:
                 idle.pop().cancel()
-            idle.append(stream)  # never more than were in use at a time
+            idle.append(stream)  # bounded by the number of concurrent requests
         else:
             stream.cancel()
         return response
 
     def fetch_stream(self, service: str) -> FetchStream:
-        """Open a stream of Fetch requests and responses."""
+        """Open a stream of Fetch requests and responses that belongs to the caller."""
         return self._open(service, "FetchStream")
 
     def _open(self, service: str, method: str) -> FetchStream:
@@ -229,7 +238,7 @@ class Connection:
         return FetchStream(self.address, METHODS[service][method], call, channel, has_tls=self._tls is not None)
 
     async def close(self) -> None:
-        """Close; running calls fail."""
+        """Close the connection. Running calls fail with TransportError."""
         for streams in self._idle_streams.values():
             for stream in streams:
                 stream.cancel()
@@ -240,7 +249,7 @@ class Connection:
 
 
 class FetchStream:
-    """One request at a time over a bidirectional stream; a broken one raises TransportError and is then useless."""
+    """A bidirectional stream with one request at a time. After a TransportError it cannot be used again."""
 
     def __init__(self, address: str, method: Method, call: Any, channel: _Channel, *, has_tls: bool) -> None:
         self.channel = channel
@@ -251,20 +260,25 @@ class FetchStream:
         self._name = method.name
         self._call = call
         self._dropped = False
-        self._limit: asyncio.Timeout | None = None  # of the exchange that runs
+        self._limit: asyncio.Timeout | None = None
+        """Time limit of the running exchange."""
 
     async def exchange(self, request: Any, timeout_s: float) -> Any:
-        """Send one request and wait for its response."""
+        """Send one request and return its response.
+
+        Raises TransportError (DEADLINE_EXCEEDED after `timeout_s`, CANCELLED after `cancel`), or KafkaError
+        INVALID_REQUEST if the request cannot be encoded.
+        """
         data = _encode(self._method, request)
         try:
             async with asyncio.timeout(timeout_s) as self._limit:
                 await self._call.write(data)
-                answer = await self._call.read()
+                response = await self._call.read()
         except TimeoutError:
             if self._dropped:
                 raise TransportError(self._address, self._name, grpc.StatusCode.CANCELLED, "dropped") from None
             self.cancel()
-            raise TransportError(self._address, self._name, grpc.StatusCode.DEADLINE_EXCEEDED, "no answer") from None
+            raise TransportError(self._address, self._name, grpc.StatusCode.DEADLINE_EXCEEDED, "no response") from None
         except grpc.aio.AioRpcError as error:
             raise _transport_error(self._address, self._name, error, has_tls=self._has_tls) from None
         except asyncio.CancelledError:
@@ -276,16 +290,16 @@ class FetchStream:
             raise TransportError(self._address, self._name, grpc.StatusCode.UNAVAILABLE, str(error)) from None
         finally:
             self._limit = None
-        if answer is grpc.aio.EOF:
-            raise TransportError(self._address, self._name, grpc.StatusCode.UNAVAILABLE, "the stream ended")
-        return _decode(self._address, self._method, answer)
+        if response is grpc.aio.EOF:
+            raise TransportError(self._address, self._name, grpc.StatusCode.UNAVAILABLE, "stream closed by the server")
+        return _decode(self._address, self._method, response)
 
     def cancel(self) -> None:
-        """Drop the stream: a running exchange ends with a TransportError (CANCELLED)."""
+        """Close the stream; a running exchange fails with TransportError (CANCELLED). Idempotent."""
         self._call.cancel()
         if not self._dropped and self._limit is not None and not self._limit.expired():
-            # A call that is cancelled before its metadata is sent never ends a write that waits for that.
-            with contextlib.suppress(RuntimeError):  # it has ended just now
+            # grpc never completes a pending write of a call that is cancelled before its metadata is sent.
+            with contextlib.suppress(RuntimeError):  # the exchange has just ended
                 self._limit.reschedule(asyncio.get_running_loop().time())
         if not self._dropped:
             self._dropped = True
@@ -293,9 +307,9 @@ class FetchStream:
 
 
 class ConnectionPool:
-    """One connection an address, for one node or client; not shared between event loops.
+    """The connections of one node or client, one per address, within one event loop.
 
-    `tls` is for all of them and belongs to the caller.
+    `client_id` is sent with each request. The caller closes `tls`; None means plaintext.
     """
 
     def __init__(self, client_id: str, tls: TlsFiles | None = None) -> None:
@@ -306,21 +320,21 @@ class ConnectionPool:
 
     @classmethod
     def of(cls, client_id: str, config: ClientSslConfig) -> Self:
-        """As a client's configuration says; raises InvalidConfigError when its certificates cannot be used."""
+        """Return the pool for a client's configuration. Raises InvalidConfigError if its certificates are unusable."""
         pool = cls(client_id)
         if config.security_protocol == "SSL":
             pool._tls = pool._own_tls = TlsFiles(TlsPaths.of(config))
         return pool
 
     def get(self, address: str) -> Connection:
-        """The connection to `address` (host:port)."""
+        """Return the connection to `address` (host:port)."""
         connection = self._connections.get(address)
         if connection is None:
             connection = self._connections[address] = Connection(address, self._client_id, self._tls)
         return connection
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close all connections."""
         connections, self._connections = list(self._connections.values()), {}
         for connection in connections:
             await connection.close()

@@ -1,4 +1,4 @@
-"""Protobuf descriptors of the declared messages, for gRPC reflection. Codecs do not use them."""
+"""Protobuf descriptors of the declared messages, for gRPC reflection only; the codecs do not use them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TYPES = {
 
 @lru_cache(maxsize=1)
 def descriptor_pool() -> Any:
-    """Return a pool with every message and service, in one file; made when a server is."""
+    """Return a pool with all messages and services in one file."""
     file = descriptor_pb2.FileDescriptorProto(name=FILE, package=PROTO_PACKAGE, syntax="proto3")
     known: set[type[Message]] = set()
     for service in SERVICES:

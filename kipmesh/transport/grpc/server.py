@@ -1,7 +1,7 @@
-"""A gRPC server for nodes: Kafka-like messages in and out, health, reflection, explicit limits.
+"""gRPC server of a node: the APIs of a pipeline that have a gRPC service, health checks and reflection.
 
-Serves the APIs of a pipeline that have a gRPC service. `<Name>Stream` handles one request after the other, in order.
-When a stream ends, by its client or with the connection, the request that runs for it is cancelled first.
+A method `<Name>Stream` handles its requests one after the other. When a stream ends, its running request is cancelled
+before `stream_ended` is called.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ CONCURRENT_CALLS_MAX = 20_000
 
 
 Guard = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Awaitable[None]]
-"""Ends a call that its caller may not make, before the handler sees it."""
+"""Aborts a call that the peer is not allowed to make, before its handler runs."""
 
 
 class PortInUseError(Exception):
-    """The listener's address cannot be bound."""
+    """Raised if the address of a listener cannot be bound."""
 
 
 def _context(context: grpc.aio.ServicerContext[Any, Any], listener: str) -> RequestContext:
@@ -48,42 +48,41 @@ def _context(context: grpc.aio.ServicerContext[Any, Any], listener: str) -> Requ
 
 
 async def _decode(method: Method, data: bytes, context: grpc.aio.ServicerContext[Any, Any], *, is_limited: bool) -> Any:
-    """Return the request. Bytes that are not one end the call with INVALID_ARGUMENT."""
+    """Return the request. Aborts the call with RESOURCE_EXHAUSTED if it is too large, INVALID_ARGUMENT if malformed."""
     limit = method.api.request_bytes_max if is_limited else None
     if limit is not None and len(data) > limit:
-        text = f"{method.name} has {len(data)} bytes, at most {limit} are allowed"
+        text = f"{method.name} request must have at most {limit} bytes, got {len(data)}"
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
     try:
         return method.decode_request(data)
     except MalformedError as error:
-        log.info("request not understood", method=method.name, peer=context.peer(), error=str(error))
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a {method.name} request")
-
-
-# Messages are decoded here and not by grpc, which logs a failure as its own and responds with UNKNOWN.
+        log.info("malformed request", method=method.name, peer=context.peer(), error=str(error))
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"malformed {method.name} request")
 
 
 class _Call(NamedTuple):
-    """One method of one server."""
+    """One method of one server. It decodes messages itself, because grpc responds to malformed ones with UNKNOWN."""
 
     method: Method
     pipeline: Pipeline
     guard: Guard | None
     listener: str
 
-    async def respond(self, data: bytes, who: RequestContext, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
-        """Return the response to one request, both encoded."""
-        began_s = perf_counter()
+    async def respond(
+        self, data: bytes, request_context: RequestContext, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> bytes:
+        """Return the encoded response to an encoded request."""
+        started_s = perf_counter()
         api = self.method.api
         request = await _decode(self.method, data, context, is_limited=self.pipeline.limits_requests)
         if self.guard is not None:
             await self.guard(request, context)
         try:
-            response = await self.pipeline.handle(api, request, who)
+            response = await self.pipeline.handle(api, request, request_context)
         except CloseConnection as error:
             await context.abort(grpc.StatusCode.ABORTED, str(error))
         encoded = encode(response)
-        self.pipeline.finished(api, who, request, response, (len(data), len(encoded)), began_s)
+        self.pipeline.finished(api, request_context, request, response, (len(data), len(encoded)), started_s)
         return encoded
 
 
@@ -100,11 +99,11 @@ def _stream(call: _Call) -> Any:
     async def respond(
         requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[bytes]:
-        who = _context(context, call.listener)._replace(stream=next(call.pipeline.stream_numbers))
+        request_context = _context(context, call.listener)._replace(stream=next(call.pipeline.stream_numbers))
         if ended is not None:
-            context.add_done_callback(lambda _context: ended(who))
+            context.add_done_callback(lambda _context: ended(request_context))
         async for data in requests:
-            yield await call.respond(data, who, context)
+            yield await call.respond(data, request_context, context)
 
     return grpc.stream_stream_rpc_method_handler(respond)
 
@@ -118,7 +117,8 @@ def _guard(tls: ServerTls | None, method: Method) -> Guard | None:
 class Server:
     """Serves the APIs of one pipeline on one address.
 
-    With `tls` nothing is served in plaintext, and requests of nodes are refused to others.
+    Args: message_bytes_max: maximum size of a received message; listener: name of the listener in request contexts, ""
+    for `inter.broker.listener.name`; tls: encrypts connections and refuses requests that only nodes may send.
     """
 
     def __init__(
@@ -128,7 +128,6 @@ class Server:
         listener: str = "",
         tls: ServerTls | None = None,
     ) -> None:
-        """`listener` is its name in the context of requests; empty for `inter.broker.listener.name`."""
         self._tls = tls
         options = [
             ("grpc.max_receive_message_length", message_bytes_max),
@@ -142,18 +141,20 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = [health.SERVICE_NAME, reflection.SERVICE_NAME]
         for service in SERVICES:
-            methods = [one for one in METHODS[service.name].values() if one.api in pipeline.handlers]
+            methods = [method for method in METHODS[service.name].values() if method.api in pipeline.handlers]
             if methods:
                 calls = [_Call(method, pipeline, _guard(tls, method), listener) for method in methods]
                 full_name = f"{PROTO_PACKAGE}.{service.name}"
-                handlers = {one.method.name: _stream(one) if one.method.streaming else _unary(one) for one in calls}
+                handlers = {
+                    call.method.name: _stream(call) if call.method.streaming else _unary(call) for call in calls
+                }
                 generic = grpc.method_handlers_generic_handler(full_name, handlers)
                 self._server.add_generic_rpc_handlers((generic,))
                 names.append(full_name)
         reflection.enable_server_reflection(names, self._server, descriptor_pool())
 
     async def start(self, host: str, port: int) -> int:
-        """Bind and serve; returns the bound port (the given one, or a free one for 0). Raises PortInUseError."""
+        """Bind, serve and return the bound port; `port` 0 chooses a free one. Raises PortInUseError."""
         try:
             if self._tls is None or not self._tls.encrypts:
                 bound: int = self._server.add_insecure_port(f"{host}:{port}")
@@ -167,11 +168,11 @@ class Server:
         return bound
 
     async def set_serving(self, serving: bool) -> None:
-        """What the standard health service answers for the whole server."""
+        """Set the status that the gRPC health service reports for the whole server."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         await self._health.set("", status)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls and give running ones `grace_s` to end."""
+        """Refuse new calls, and cancel running calls after `grace_s`."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)

@@ -1,7 +1,7 @@
-"""TLS under gRPC: credentials of both sides that follow the files, who a peer is, and what only nodes may call.
+"""TLS for gRPC: reloading credentials of servers and clients, identity of peers, and requests that only nodes may send.
 
-gRPC asks the server for certificates at each handshake, on threads of its own. Clients get new channels (`client`).
-gRPC in Python knows no certificate that a client may leave out: a listener requires one, or does not ask.
+gRPC requests the server's certificates at each handshake, on its own threads. Clients open new channels (`client`).
+gRPC in Python does not support optional client certificates: a listener requires one, or does not request one.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ NAMES_SHOWN_MAX = 5
 
 
 class ServerTls:
-    """TLS of one gRPC server, and the names by which it knows nodes.
+    """TLS of one gRPC server, and the check for requests that only nodes may send.
 
-    A server of plaintext beside those that have TLS has one as well (`encrypts` is false): nobody is a node there.
+    Args: node_names: patterns of `ssl.node.names`; encrypts: False for a plaintext listener next to TLS listeners,
+    where no peer is a node; requires_certificate: whether clients must present a certificate.
     """
 
     def __init__(
@@ -39,12 +40,12 @@ class ServerTls:
         self.encrypts = encrypts
         self._requires_certificate = requires_certificate
         self.refused = 0
-        """Requests that only nodes may send and that came from others."""
+        """Number of requests that were refused because the peer is not a node."""
         self._node_names = tuple(node_names)
         self._served: int | None = None
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For `add_secure_port`."""
+        """Return credentials for `add_secure_port` that follow the files."""
         first = self.files.current
         self._served = first.generation
         return grpc.dynamic_ssl_server_credentials(
@@ -52,7 +53,7 @@ class ServerTls:
         )
 
     def _changed(self) -> grpc.ServerCertificateConfiguration | None:
-        """On a thread of gRPC, at a handshake: what is to be used from now on, None for what is used already."""
+        """Return a new configuration if the files have changed, else None. Called by gRPC's threads at a handshake."""
         current = self.files.current
         if current.generation == self._served:
             return None
@@ -61,11 +62,11 @@ class ServerTls:
         return configuration
 
     def guards(self, api: Api) -> bool:
-        """Whether `check` applies to requests of an API."""
+        """Return whether `check` applies to requests of an API."""
         return api.is_for_nodes or api.has_replica_id
 
     async def check(self, api: Api, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """End the call with PERMISSION_DENIED if only nodes may send the request and the peer is not a node."""
+        """Abort the call with PERMISSION_DENIED if only nodes may send the request and the peer is not a node."""
         if api.has_replica_id and request.replica_id < 0:
             return
         names = peer_names(context)
@@ -73,38 +74,37 @@ class ServerTls:
             return
         self.refused += 1
         shown = ", ".join(names[:NAMES_SHOWN_MAX]) or "none"
-        log.warning("a request for nodes came from another", method=api.rpc, peer=context.peer(), names=shown)
-        text = f"{api.rpc} is for nodes: none of the names of the certificate ({shown}) is in ssl.node.names"
+        log.warning("request refused, peer is not a node", method=api.rpc, peer=context.peer(), names=shown)
+        text = f"{api.rpc} is for nodes: add a name of the peer's certificate ({shown}) to ssl.node.names"
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, text)
 
 
 def _server_configuration(material: Material) -> grpc.ServerCertificateConfiguration:
     if material.private_key is None or material.certificate_chain is None or material.authorities is None:
-        raise InvalidConfigError("TLS of a listener needs a certificate, its key and authorities")
+        raise InvalidConfigError("a TLS listener needs a certificate, its key and trusted authorities")
     return grpc.ssl_server_certificate_configuration(
         [(material.private_key, material.certificate_chain)], root_certificates=material.authorities
     )
 
 
 def channel_credentials(material: Material) -> grpc.ChannelCredentials:
-    """Of a client; the host's name is checked by gRPC."""
+    """Return a client's credentials. gRPC checks the server's host name."""
     return grpc.ssl_channel_credentials(material.authorities, material.private_key, material.certificate_chain)
 
 
 def peer_names(context: grpc.aio.ServicerContext[Any, Any]) -> tuple[str, ...]:
-    """The alternative names of the peer's certificate, none without TLS."""
+    """Return the subject alternative names of the peer's certificate, or () without TLS."""
     names = context.auth_context().get("x509_subject_alternative_name", ())
     return tuple([name.decode(errors="replace") for name in names])
 
 
 def is_node(names: Iterable[str], patterns: Iterable[str]) -> bool:
-    """Whether one of a certificate's alternative names is one of `ssl.node.names`.
+    """Return whether an alternative name of a certificate matches a pattern of `ssl.node.names`, ignoring case.
 
-    DNS names, addresses and URIs are compared as they are, DNS names without regard to case. The subject's common name
-    does not count, nor does a pattern in a peer's own certificate: `*.example.org` there is no node of that domain.
+    `*.` in a pattern matches one label. A wildcard in the certificate matches nothing. The common name does not count.
     """
-    wanted = [pattern.lower() for pattern in patterns]
-    return any(_matches(name.lower(), pattern) for name in names for pattern in wanted)
+    lower_patterns = [pattern.lower() for pattern in patterns]
+    return any(_matches(name.lower(), pattern) for name in names for pattern in lower_patterns)
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -114,18 +114,16 @@ def _matches(name: str, pattern: str) -> bool:
     return bool(dot and label and label != "*" and rest == pattern[2:] and "/" not in label)
 
 
-def meaning_of(details: str, *, has_tls: bool) -> str:
-    """What it means that gRPC says this of a connection that was not made, empty where that is not known."""
-    meaning = ""
+def hint_for(details: str, *, has_tls: bool) -> str:
+    """Return a hint for the user about gRPC's `details` of a failed connection, or "" for an unknown reason."""
+    hint = ""
     if "Hostname Verification Check failed" in details:
-        meaning = "its certificate does not have the name that it was asked by"
+        hint = "its certificate does not contain the host name of this address"
     elif "CERTIFICATE_VERIFY_FAILED" in details:
         expired = "expired" in details
-        meaning = (
-            "its certificate has expired" if expired else "no authority that is trusted here signed its certificate"
-        )
+        hint = "its certificate has expired" if expired else "its certificate is not signed by an authority in ca.crt"
     elif has_tls and ("WRONG_VERSION_NUMBER" in details or "Handshake read failed" in details):
-        meaning = "does it speak TLS? See security.protocol"
+        hint = "does it speak TLS? See security.protocol"
     elif "failed to connect" in details and "Socket closed" in details:
-        meaning = "does it trust this side's certificate?" if has_tls else "does it want security.protocol=SSL?"
-    return meaning
+        hint = "does it trust this side's certificate?" if has_tls else "does it want security.protocol=SSL?"
+    return hint

@@ -1,6 +1,4 @@
-"""The listener for Kafka's own protocol, beside `kipmesh.transport.grpc`, with the same pipeline and handlers behind
-it.
+"""The listener for Apache Kafka's protocol: framing, limits, authentication and metrics of connections.
 
-It frames, limits and authenticates connections, and decodes requests with the codecs of `kipmesh.messages`. See
-docs/wire.md.
+Requests go through the same pipeline and handlers as those of `kipmesh.transport.grpc`. See docs/wire.md.
 """

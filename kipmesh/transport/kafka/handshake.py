@@ -1,21 +1,14 @@
-"""Requests about the connection itself: ApiVersions (18), SaslHandshake (17), SaslAuthenticate (36).
+"""ApiVersions (18), SaslHandshake (17) and SaslAuthenticate (36) of one Kafka connection.
 
-ApiVersions in an unsupported version gets UNSUPPORTED_VERSION in version 0, with the supported versions of ApiVersions,
-so that the client can repeat it (KIP-511). From version 3 on clients state their software; an invalid name is
-INVALID_REQUEST.
+ApiVersions in an unsupported version gets UNSUPPORTED_VERSION in version 0 with the supported versions (KIP-511).
 
-SaslHandshake selects the mechanism. One that is not enabled is UNSUPPORTED_SASL_MECHANISM. Without SASL on the
-listener, or a second time, it is ILLEGAL_SASL_STATE. The connection ends after either. SaslAuthenticate carries the
-messages of the mechanism. After version 0 of SaslHandshake they are frames without headers. A failed authentication
-ends the connection. While the broker does not know its users, it ends without a response, so that clients retry.
+A client of a SASL listener may send only these three requests before it has authenticated with PLAIN (RFC 4616) or
+SCRAM. A connection has one attempt and `AUTHENTICATE_S`. A failed attempt gets an error without a reason after
+`FAILED_DELAY_S`, then the connection is closed. If the broker has no user list yet, it closes without a response, so
+that clients retry.
 
-On a listener with SASL a client first may send ApiVersions, SaslHandshake and SaslAuthenticate, and nothing else: any
-other request ends the connection. The mechanisms are PLAIN (RFC 4616) and SCRAM. A failed attempt gets a response
-without the reason after `FAILED_DELAY_S`, or none where there are no headers: a connection has one attempt. All of it
-has `AUTHENTICATE_S`.
-
-An unknown user is treated as one of the file of users with another password, in messages and in time. Users of the
-metadata log have iterations and salts of their own, whose number and length may state that there is such a user.
+An unknown user cannot be distinguished from a wrong password of a user of the users file, by messages or timing. Users
+in the metadata log have their own salt length and iteration count, which may reveal their existence.
 """
 
 from __future__ import annotations
@@ -56,41 +49,41 @@ FAILED_DELAY_S = 0.1
 AUTHENTICATE_S = 30.0
 ALLOWED_KEYS = frozenset({17, 18, 36})
 _SECRET = secrets.token_bytes(32)
-FAILED = "authentication failed: the user, its password or the mechanism is not right"
+FAILED = "authentication failed: check user name, password and mechanism"
 
 
 class UsersNotKnownError(Exception):
-    """Nobody can say now who may come in; the text is for the log."""
+    """Raised while the broker cannot look up users. The text is for the log."""
 
 
 class Users(Protocol):
-    """Who may come in. Both may raise UsersNotKnownError."""
+    """The credentials of users. Both methods may raise UsersNotKnownError."""
 
     async def password(self, user: str) -> str | None:
-        """The user's password for PLAIN; None for a user that there is not."""
+        """Return the user's password for PLAIN, or None for an unknown user."""
 
     async def credential(self, mechanism: str, user: str) -> ScramCredential | None:
-        """The user's credential for a SCRAM mechanism."""
+        """Return the user's credential for a SCRAM mechanism, or None for an unknown user."""
 
 
 class Sasl(NamedTuple):
-    """A broker's: the mechanisms that are enabled, and the users."""
+    """A broker's enabled SASL mechanisms and its users."""
 
     mechanisms: tuple[str, ...]
     users: Users
 
 
 class SaslFailedError(Exception):
-    """The attempt failed; the text is for the log."""
+    """Raised for a failed authentication. The text is for the log, not for the client."""
 
 
 class SaslState:
-    """What one connection has shown so far."""
+    """Progress of the authentication of one connection."""
 
     def __init__(self) -> None:
         self.mechanism = ""
         self.user: str | None = None
-        """Who it is; None as long as that is not shown."""
+        """The authenticated user, or None before authentication."""
         self.has_failed = False
         self._is_bare = False
         self._exchange: ScramExchange | None = None
@@ -98,11 +91,14 @@ class SaslState:
 
     @property
     def takes_tokens(self) -> bool:
-        """Whether the next frame is a message of the mechanism, without a header."""
+        """Whether the next frame is a SASL message without a header (SaslHandshake v0)."""
         return self._is_bare and self.user is None and not self.has_failed
 
     async def handshake(self, sasl: Sasl, mechanism: str, *, is_bare: bool = False) -> ErrorCode:
-        """SaslHandshake: pick a mechanism, once; with `is_bare` its messages have no headers."""
+        """Select a mechanism. With `is_bare`, its messages are frames without headers.
+
+        Returns ILLEGAL_SASL_STATE for a second handshake and UNSUPPORTED_SASL_MECHANISM for a disabled mechanism.
+        """
         if self.user is not None or self.mechanism:
             self.has_failed = True
             return ErrorCode.ILLEGAL_SASL_STATE
@@ -114,10 +110,13 @@ class SaslState:
         return ErrorCode.NONE
 
     async def authenticate(self, sasl: Sasl, message: bytes) -> bytes:
-        """SaslAuthenticate: the answer to a client's message; SaslFailedError, late."""
+        """Return the response to a SASL message of the client.
+
+        Raises SaslFailedError after FAILED_DELAY_S if authentication has failed, and UsersNotKnownError.
+        """
         try:
             if len(message) > MESSAGE_BYTES_MAX:
-                raise SaslFailedError(f"a message of {len(message)} bytes")
+                raise SaslFailedError(f"message must have at most {MESSAGE_BYTES_MAX} bytes, got {len(message)}")
             if self.mechanism == PLAIN:
                 return await self._plain(sasl.users, message)
             return await self._scram(sasl.users, message)
@@ -129,18 +128,18 @@ class SaslState:
     async def _plain(self, users: Users, message: bytes) -> bytes:
         parts = message.split(b"\0")
         if len(parts) != 3 or not parts[1] or not parts[2]:
-            raise SaslFailedError("a message that is not PLAIN's")
+            raise SaslFailedError("message is not in the format of PLAIN")
         try:
             authzid, user = parts[0].decode(), parts[1].decode()
         except UnicodeDecodeError:
-            raise SaslFailedError("a name that is no text") from None
+            raise SaslFailedError("user name is not UTF-8") from None
         if authzid not in ("", user):
-            raise SaslFailedError("the user wants to act for another one")
-        known = await users.password(user)
-        # Digests, so that the time says nothing of the length either.
-        right = hmac.digest(_SECRET, (known or "").encode(), "sha256")
-        is_right = hmac.compare_digest(hmac.digest(_SECRET, parts[2], "sha256"), right)
-        if known is None or not is_right:
+            raise SaslFailedError("authorization id differs from the user name")
+        password = await users.password(user)
+        # Digests, so that timing does not reveal the password's length.
+        expected = hmac.digest(_SECRET, (password or "").encode(), "sha256")
+        is_correct = hmac.compare_digest(hmac.digest(_SECRET, parts[2], "sha256"), expected)
+        if password is None or not is_correct:
             raise SaslFailedError("unknown user or wrong password")
         self.user = user
         return b""
@@ -148,10 +147,10 @@ class SaslState:
     async def _scram(self, users: Users, message: bytes) -> bytes:
         if self._exchange is None:
             first = parse_client_first(message)
-            found = await users.credential(self.mechanism, first.user)
-            nonce = secrets.token_urlsafe(24)
-            self._name = first.user if found is not None else ""
-            self._exchange = ScramExchange(self.mechanism, first, found or _nobody(self.mechanism, first.user), nonce)
+            credential = await users.credential(self.mechanism, first.user)
+            self._name = first.user if credential is not None else ""
+            credential = credential or _unusable_credential(self.mechanism, first.user)
+            self._exchange = ScramExchange(self.mechanism, first, credential, secrets.token_urlsafe(24))
             return self._exchange.server_first.encode()
         last = self._exchange.finish(message)
         if not self._name:
@@ -160,8 +159,8 @@ class SaslState:
         return last
 
 
-def _nobody(mechanism: str, user: str) -> ScramCredential:
-    """For a user that there is not: the same salt each time, and keys that nobody has."""
+def _unusable_credential(mechanism: str, user: str) -> ScramCredential:
+    """Return a credential for an unknown user: a stable salt and random keys that no password matches."""
     size = hashlib.new(HASHES[mechanism]).digest_size
     salt = hmac.digest(_SECRET, user.encode(), "sha256")[:16]
     return ScramCredential(salt, secrets.token_bytes(size), secrets.token_bytes(size), ITERATIONS_MIN)
@@ -178,7 +177,10 @@ class Session:
 
 
 def connection_handlers(apis: Iterable[Api], sasl: Sasl | None) -> dict[Api, Handler]:
-    """Return the handlers of a listener that supports `apis`, these included."""
+    """Return the handlers of the three connection APIs, for a listener that serves `apis` (with these three).
+
+    `sasl` is None for a listener without SASL, where SASL requests get ILLEGAL_SASL_STATE.
+    """
     mine = m.ApiVersion(API_VERSIONS.key or 0, *API_VERSIONS.versions)
     supported = sorted([m.ApiVersion(api.key or 0, *api.versions) for api in apis])
 
@@ -202,10 +204,10 @@ def connection_handlers(apis: Iterable[Api], sasl: Sasl | None) -> dict[Api, Han
     async def authenticate(request: m.SaslAuthenticateRequest, context: RequestContext) -> m.SaslAuthenticateResponse:
         state = context.connection.sasl
         if state is None or sasl is None:
-            return m.SaslAuthenticateResponse(ErrorCode.ILLEGAL_SASL_STATE, "the listener has no SASL")
+            return m.SaslAuthenticateResponse(ErrorCode.ILLEGAL_SASL_STATE, "this listener does not use SASL")
         if state.user is not None or not state.mechanism:
             state.has_failed = True
-            return m.SaslAuthenticateResponse(ErrorCode.ILLEGAL_SASL_STATE, "SaslHandshake comes first, and once")
+            return m.SaslAuthenticateResponse(ErrorCode.ILLEGAL_SASL_STATE, "send SaslHandshake first, and only once")
         try:
             message = await state.authenticate(sasl, request.auth_bytes)
         except SaslFailedError as error:

@@ -1,12 +1,12 @@
-"""What all connections of a broker share: how many there are, the memory of requests, and that of responses.
+"""State and limits shared by all Kafka connections of a broker: their number, request memory and response memory.
 
-`queued.max.request.bytes` bounds the bytes of frames that are being received or answered. A frame is counted as its
-bytes come. Where there is no room a connection waits, with all that its client sends: first those that are within a
-frame go on, for only whole frames can be answered and free memory, then others may begin, each in the order in which
-they came. So that not all wait within their frames for each other, one at a time gets the rest of its frame when there
-is no room: the limit is passed by one frame at most.
+`queued.max.request.bytes` bounds the bytes of frames that are being received or processed. A frame is counted as its
+bytes arrive. Without free memory a connection stops reading. When memory is released, connections within a frame
+continue first, because only complete frames can be processed and release memory; then others start their next frame.
+Both groups are served in order of arrival. To avoid a deadlock between incomplete frames, one connection at a time may
+reserve the rest of its frame beyond the limit, so the limit is exceeded by at most one frame.
 
-`queued.max.response.bytes` is for responses that clients do not take; see `ResponseMemory`.
+`queued.max.response.bytes` bounds responses that clients have not read; see `ResponseMemory`.
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ Wake = Callable[[], None]
 
 
 class RequestMemory:
-    """Bytes of requests in flight."""
+    """Memory of requests in progress, at most `bytes_max` plus the rest of one frame."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self.bytes_used = 0
         self._within: deque[Wake] = deque()
+        """Callbacks of connections that have received part of a frame."""
         self._waiting: deque[Wake] = deque()
         self._is_waking = False
 
     @property
     def waiting(self) -> int:
-        """Connections that wait for room."""
+        """Number of connections that wait for memory."""
         return len(self._within) + len(self._waiting)
 
-    def take(self, size: int) -> bool:
-        """Whether there is room for a frame's first bytes, which is taken then; never before those who wait."""
+    def reserve(self, size: int) -> bool:
+        """Reserve memory for the first `size` bytes of a frame, unless it is full or other connections wait for it."""
         if self.waiting and not self._is_waking:
             return False
         if self.bytes_used and self.bytes_used + size > self._bytes_max:
@@ -49,55 +50,58 @@ class RequestMemory:
         self.bytes_used += size
         return True
 
-    def go_on(self, step: int, rest: int) -> int:
-        """More bytes of a frame that has `rest` to come: `step`, or all of them; 0 where it has to wait."""
+    def extend(self, step: int, rest: int) -> int:
+        """Reserve more memory for an incomplete frame with `rest` missing bytes.
+
+        Returns the reserved bytes: `step`; `rest` if this frame may exceed the limit; 0 if the connection must wait.
+        """
         if self._within and not self._is_waking:
             return 0
         if self.bytes_used > self._bytes_max:
             return 0
-        taken = step if self.bytes_used + step <= self._bytes_max else rest
-        self.bytes_used += taken
-        return taken
+        reserved = step if self.bytes_used + step <= self._bytes_max else rest
+        self.bytes_used += reserved
+        return reserved
 
     def wait(self, wake: Wake, *, is_within_frame: bool = False) -> None:
-        """Call `wake` once when some was given back; it may wait again then, and is the first to be called again."""
+        """Call `wake` once after memory was released. If it waits again, it keeps its place in the queue."""
         (self._within if is_within_frame else self._waiting).append(wake)
 
-    def give_back(self, size: int) -> None:
-        """A request was answered, or given up."""
+    def release(self, size: int) -> None:
+        """Release `size` bytes of a request that was completed or abandoned, and wake waiting connections."""
         self.bytes_used -= size
         if self._is_waking:
             return
         self._is_waking = True
         try:
-            if _woken(self._within):
-                _woken(self._waiting)
+            if _wake_all(self._within):
+                _wake_all(self._waiting)
         finally:
             self._is_waking = False
 
-    def forget(self, wake: Wake) -> None:
-        """Whoever waited is gone; the next one gets its turn."""
-        for those in (self._within, self._waiting):
-            if wake in those:
-                those.remove(wake)
-        self.give_back(0)
+    def cancel_wait(self, wake: Wake) -> None:
+        """Remove the callback of a closed connection, and wake the others."""
+        for queue in (self._within, self._waiting):
+            if wake in queue:
+                queue.remove(wake)
+        self.release(0)
 
 
-def _woken(waiting: deque[Wake]) -> bool:
-    """Wake them in order; whether all found room."""
+def _wake_all(waiting: deque[Wake]) -> bool:
+    """Call the callbacks in order until one waits again. Returns whether none is left."""
     for _ in range(len(waiting)):
         wake = waiting.popleft()
         wake()
-        if waiting and waiting[-1] == wake:  # still no room
+        if waiting and waiting[-1] == wake:  # it waits again: move it back to the front
             waiting.rotate(1)
             return False
     return not waiting
 
 
 class ResponseMemory:
-    """Bytes of responses that wait for clients to take them.
+    """Bytes of responses that clients have not read.
 
-    A fetch is given what is left of `bytes_max`, and one batch at least: the fewer the more others leave unread.
+    The rest of `bytes_max` limits the size of the next Fetch response, which has at least one batch.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -106,17 +110,17 @@ class ResponseMemory:
 
     @property
     def left(self) -> int:
-        """Bytes that one more response should have at most; not below 0."""
+        """Maximum bytes of the next response, at least 0."""
         return max(0, self._bytes_max - self.bytes_used)
 
     @property
     def is_short(self) -> bool:
-        """Whether less than half is left."""
+        """Whether more than half of the memory is used."""
         return self.bytes_used > self._bytes_max // 2
 
 
 class ConnectionCounts:
-    """How many connections there are, in all and by address."""
+    """Number of connections, in total and by IP address."""
 
     def __init__(self, all_max: int, per_ip_max: int) -> None:
         self._all_max = all_max
@@ -125,7 +129,7 @@ class ConnectionCounts:
         self.total = 0
 
     def add(self, ip: str) -> str:
-        """Count one; gives the name of the limit that refuses it, which is not counted then, or the empty text."""
+        """Count a connection and return "". If a limit refuses it, return the limit's name without counting it."""
         if self.total >= self._all_max:
             return "max.connections"
         if self._by_ip[ip] >= self._per_ip_max:
@@ -135,7 +139,7 @@ class ConnectionCounts:
         return ""
 
     def remove(self, ip: str) -> None:
-        """One is gone."""
+        """Remove a counted connection."""
         self.total -= 1
         self._by_ip[ip] -= 1
         if not self._by_ip[ip]:
@@ -143,7 +147,7 @@ class ConnectionCounts:
 
 
 class Limits(NamedTuple):
-    """The broker's, as it is configured; docs/wire.md says what each is."""
+    """Limits of a broker's Kafka listeners; docs/wire.md describes them."""
 
     request_bytes_max: int
     queued_bytes_max: int
@@ -161,8 +165,8 @@ class Limits(NamedTuple):
     backlog: int = 1024
 
 
-class Shared:
-    """What the connections of one broker share; belongs to the event loop."""
+class SharedState:
+    """State shared by the Kafka connections of one broker, within one event loop."""
 
     def __init__(self, pipeline: Pipeline, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self.pipeline = pipeline
@@ -176,12 +180,12 @@ class Shared:
         self.metrics = WireMetrics(lambda: self.memory.bytes_used, lambda: self.unsent.bytes_used)
 
     def is_flexible(self, key: int, version: int) -> bool:
-        """Whether the request's header has tagged fields."""
+        """Return whether the header of a request has tagged fields."""
         api = self.apis.get(key)
         return api is not None and api.flexible_since <= version <= api.versions.last
 
     def request_bytes_max(self, key: int) -> int:
-        """Largest request of an API."""
+        """Return the maximum size of a request of the API `key`."""
         limit, other = self.limits.request_bytes_max, self.limits.other_request_bytes_max
         api = self.apis.get(key)
         if api is not None and api.has_records:
@@ -190,5 +194,5 @@ class Shared:
 
     @property
     def is_short(self) -> bool:
-        """Whether connections wait for memory that others hold."""
+        """Whether other connections need the memory that a slow connection holds."""
         return bool(self.memory.waiting) or self.unsent.is_short

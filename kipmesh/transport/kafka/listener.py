@@ -1,6 +1,6 @@
-"""The listeners of one broker for Kafka's protocol: they bind, accept, look after their connections, and stop.
+"""The Kafka listeners of one broker: bind, accept, close idle and stalled connections, stop.
 
-Limits are the broker's, whichever listener a connection came by.
+Limits apply to the broker, across all its listeners.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 import structlog
 
 from kipmesh.transport.kafka.connection import Connection, Listener
-from kipmesh.transport.kafka.limits import Limits, Shared
+from kipmesh.transport.kafka.limits import Limits, SharedState
 from kipmesh.transport.pipeline import Pipeline
 
 log = structlog.get_logger(__name__)
@@ -23,11 +23,11 @@ CHECK_INTERVAL_S_MAX = 5.0
 
 
 class AddressError(Exception):
-    """A listener's address cannot be bound."""
+    """Raised if the address of a listener cannot be bound."""
 
 
-class WireServer(Shared):
-    """All listeners of one broker; it belongs to the event loop."""
+class WireServer(SharedState):
+    """All Kafka listeners of one broker, within one event loop."""
 
     def __init__(self, pipeline: Pipeline, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(pipeline, limits, clock)
@@ -39,7 +39,7 @@ class WireServer(Shared):
     async def listen(
         self, name: str, host: str, port: int, ssl_context: ssl.SSLContext | None = None, *, has_sasl: bool = False
     ) -> int:
-        """Bind and serve; returns the bound port (the given one, or a free one for 0). Raises AddressError."""
+        """Start a listener and return the bound port; `port` 0 chooses a free one. Raises AddressError."""
         loop = asyncio.get_running_loop()
         listener = Listener(self, name, loop, ssl_context, has_sasl=has_sasl)
         try:
@@ -49,7 +49,7 @@ class WireServer(Shared):
         except OSError as error:
             raise AddressError(f"cannot listen on {host}:{port} ({name}): {error.strerror or error}") from None
         self._listeners.append((listener, server))
-        self.metrics.listens(name)
+        self.metrics.add_listener(name)
         if self._checking is None:
             self._checking = loop.create_task(self._check_repeatedly(), name="wire-idle")
         bound: int = server.sockets[0].getsockname()[1]
@@ -57,7 +57,7 @@ class WireServer(Shared):
         return bound
 
     def check(self) -> None:
-        """End connections that are idle, that stalled, or that do not read."""
+        """Close connections that are idle, have stalled, or do not read their responses."""
         now = self.clock()
         for listener, _server in self._listeners:
             for connection in list(listener.connections):
@@ -69,7 +69,7 @@ class WireServer(Shared):
             self.check()
 
     async def stop(self) -> None:
-        """Accept nothing more and end every connection; idempotent."""
+        """Close all listeners and connections. Idempotent."""
         if self._checking is not None:
             self._checking.cancel()
             with suppress(asyncio.CancelledError):

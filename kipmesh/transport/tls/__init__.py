@@ -1,4 +1,4 @@
-"""TLS without a protocol on top: certificate files that are read again when they change, and contexts made of them."""
+"""TLS for all transports: certificate files that are reloaded when they change, SSL contexts, and a test authority."""
 
 from kipmesh.transport.tls.contexts import ServerContext, client_context
 from kipmesh.transport.tls.files import Material, TlsFiles, TlsPaths

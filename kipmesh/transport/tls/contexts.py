@@ -1,16 +1,11 @@
-"""`ssl.SSLContext`s made of `TlsFiles`, for whatever speaks TLS through Python's own library.
-
-A TCP listener that outlives its certificates:
+"""`ssl.SSLContext` objects that follow changes of certificate files. Open connections are not affected by a change.
 
     files = TlsFiles(TlsPaths.of(config))
     context = ServerContext(files, client_auth=config.ssl_client_auth)
     server = await asyncio.start_server(handle, host, port, ssl=context.reloading())
 
-`reloading()` is one context for the life of the listener that takes the files' current content at each handshake.
-Who wraps sockets by itself takes `current()` for each. Connections that are open stay as they are.
-
-Protocol versions are TLS 1.2 and newer; sessions are not resumed, so that each connection is checked against the
-authorities as they are now. A handshake needs its own time limit: `ssl_handshake_timeout` of asyncio.
+TLS 1.2 and newer. Sessions are not resumed, so that each connection is verified with the current authorities. The
+caller limits the time of a handshake, for example with asyncio's `ssl_handshake_timeout`.
 """
 
 from __future__ import annotations
@@ -29,7 +24,10 @@ _VERIFY = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ss
 
 
 class ServerContext:
-    """Contexts of one listener; may be used from any thread."""
+    """SSL contexts of one listener. Thread-safe.
+
+    Args: client_auth: whether clients present a certificate; alpn: protocol names to offer.
+    """
 
     def __init__(
         self, files: TlsFiles, *, client_auth: Literal["none", "requested", "required"], alpn: tuple[str, ...] = ()
@@ -41,14 +39,14 @@ class ServerContext:
         self._generation, self._context = self._make()
 
     def current(self) -> ssl.SSLContext:
-        """The context of the files' current content."""
+        """Return a context with the current content of the files, for one connection."""
         with self._lock:
             if self._generation != self._files.current.generation:
                 self._generation, self._context = self._make()
             return self._context
 
     def reloading(self) -> ssl.SSLContext:
-        """A context that hands each handshake on to the current one."""
+        """Return a context for the life of a listener, which uses `current()` at each handshake."""
         _, outer = self._make()
 
         def choose(connection: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context: ssl.SSLContext) -> None:
@@ -71,7 +69,7 @@ class ServerContext:
 
 
 def client_context(files: TlsFiles) -> ssl.SSLContext:
-    """The context of a client that checks the server's name, from the files' current content: make one a connection."""
+    """Return a client context that checks the server's name. Create one for each connection to follow changes."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     _load(context, files.current)
@@ -88,7 +86,7 @@ def _load(context: ssl.SSLContext, material: Material) -> None:
 
 @contextmanager
 def _as_file(content: bytes) -> Iterator[str]:
-    """OpenSSL reads keys from files only: one in memory where there is such a thing, which no other user can open."""
+    """Provide `content` as a file, in memory if possible, because OpenSSL reads keys from files only."""
     if hasattr(os, "memfd_create"):
         handle = os.memfd_create("kipmesh-tls", os.MFD_CLOEXEC)
         try:

@@ -1,10 +1,10 @@
-"""Certificates for clusters that nobody else makes them for: an authority, and folders signed by it.
+"""Creates a certificate authority and certificates, for clusters without cert-manager or another source.
 
     authority = Authority.make("kipmesh")
     authority.issue("leader-1", ["leader-1", "localhost", "127.0.0.1"], days=90).write(Path("certs/leader-1"))
 
-A folder has what cert-manager writes: `tls.crt`, `tls.key`, `ca.crt`. Keys are of P-256, and only their owner can read
-them. Certificates are good for servers and for clients, since a node is both.
+A directory has the files of cert-manager: `tls.crt`, `tls.key`, `ca.crt`. Keys are P-256 and readable by their owner
+only. Certificates are valid for servers and clients, because a node is both.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 365
 NAMES_MAX = 100
 CLOCKS_DIFFER = timedelta(minutes=5)
-"""A certificate counts from that long ago, for machines whose clocks are late."""
+"""Certificates are valid from this time before their creation, for machines whose clocks are late."""
 
 CERTIFICATE_FILE, KEY_FILE, AUTHORITIES_FILE = "tls.crt", "tls.key", "ca.crt"
 
 
 class Issued(NamedTuple):
-    """A certificate, its key and the authorities to trust, each PEM."""
+    """A certificate, its key and the trusted authorities, each as PEM."""
 
     certificate: bytes
     key: bytes
     authorities: bytes
 
-    def write(self, folder: Path) -> None:
-        """Into a folder, each file replaced as a whole; raises OSError."""
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / KEY_FILE, self.key, mode=0o600)
-        replace_file(folder / CERTIFICATE_FILE, self.certificate)
-        replace_file(folder / AUTHORITIES_FILE, self.authorities)
+    def write(self, directory: Path) -> None:
+        """Write the files into a directory, replacing each atomically. Raises OSError."""
+        directory.mkdir(parents=True, exist_ok=True)
+        replace_file(directory / KEY_FILE, self.key, mode=0o600)
+        replace_file(directory / CERTIFICATE_FILE, self.certificate)
+        replace_file(directory / AUTHORITIES_FILE, self.authorities)
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o644, owner: tuple[int, int] | None = None) -> None:
-    """Write a file that nobody ever sees half of, of that user and group if named; raises OSError."""
+    """Replace a file atomically. `owner`: user id and group id of the new file. Raises OSError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
@@ -68,14 +68,14 @@ def replace_file(path: Path, content: bytes, mode: int = 0o644, owner: tuple[int
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """One that signs certificates."""
+    """A certificate authority."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
     @classmethod
     def make(cls, name: str, *, days: float = AUTHORITY_DAYS) -> Self:
-        """A new one, which signs itself."""
+        """Create a self-signed authority. Raises InvalidConfigError for an invalid `name`."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = _subject(name)
         builder = (
@@ -86,36 +86,38 @@ class Authority:
         return cls(builder.sign(key, hashes.SHA256()), key)
 
     @classmethod
-    def read(cls, folder: Path) -> Self:
-        """From what `write` wrote; raises InvalidConfigError."""
+    def read(cls, directory: Path) -> Self:
+        """Read an authority from a directory of `write`. Raises InvalidConfigError."""
         try:
-            certificate = x509.load_pem_x509_certificate((folder / CERTIFICATE_FILE).read_bytes())
-            key = load_pem_private_key((folder / KEY_FILE).read_bytes(), password=None)
+            certificate = x509.load_pem_x509_certificate((directory / CERTIFICATE_FILE).read_bytes())
+            key = load_pem_private_key((directory / KEY_FILE).read_bytes(), password=None)
         except OSError as error:
             raise InvalidConfigError(f"{error.filename}: {error.strerror}") from None
         except (ValueError, TypeError):
-            raise InvalidConfigError(f"{folder}: {CERTIFICATE_FILE} and {KEY_FILE} are not an authority's") from None
+            text = f"{directory}: {CERTIFICATE_FILE} and {KEY_FILE} must be the certificate and key of an authority"
+            raise InvalidConfigError(text) from None
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise InvalidConfigError(f"{folder / KEY_FILE}: not a key of an elliptic curve")
+            raise InvalidConfigError(f"{directory / KEY_FILE}: must be an elliptic curve key")
         return cls(certificate, key)
 
-    def write(self, folder: Path) -> None:
-        """Into a folder of its own, which is for nobody else; raises OSError."""
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / KEY_FILE, _private_pem(self.key), mode=0o600)
-        replace_file(folder / CERTIFICATE_FILE, self.pem)
+    def write(self, directory: Path) -> None:
+        """Write certificate and key into a directory, which should be readable by its owner only. Raises OSError."""
+        directory.mkdir(parents=True, exist_ok=True)
+        replace_file(directory / KEY_FILE, _private_pem(self.key), mode=0o600)
+        replace_file(directory / CERTIFICATE_FILE, self.pem)
 
     @property
     def pem(self) -> bytes:
-        """The certificate to trust."""
+        """The authority's certificate as PEM."""
         return self.certificate.public_bytes(Encoding.PEM)
 
     def issue(
         self, name: str, names: Sequence[str], *, days: float = CERTIFICATE_DAYS, trust: Iterable[bytes] = ()
     ) -> Issued:
-        """A certificate with `names` (DNS names, addresses, URIs); `trust` are other authorities beside this one.
+        """Issue a certificate.
 
-        Raises InvalidConfigError for a name that is none.
+        Args: name: common name; names: alternative names (DNS names, IP addresses, URIs); trust: PEM certificates of
+        further authorities to trust. Raises InvalidConfigError for an invalid name.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         builder = (
@@ -127,10 +129,7 @@ class Authority:
                 x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
                 critical=False,
             )
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()),
-                critical=False,
-            )
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
         )
         certificate = builder.sign(self.key, hashes.SHA256())
         authorities = b"".join(dict.fromkeys([self.pem, *trust]))
@@ -141,7 +140,7 @@ def _subject(name: str) -> x509.Name:
     try:
         return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     except ValueError as error:
-        raise InvalidConfigError(f"{name!r} is no name of a certificate: {error}") from None
+        raise InvalidConfigError(f"{name!r} is not a valid common name: {error}") from None
 
 
 def _builder(
@@ -176,14 +175,14 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 def _alternative_names(names: Sequence[str]) -> list[x509.GeneralName]:
     if not names or len(names) > NAMES_MAX:
-        raise InvalidConfigError(f"a certificate has 1 to {NAMES_MAX} names, not {len(names)}")
-    found: list[x509.GeneralName] = []
+        raise InvalidConfigError(f"a certificate must have 1 to {NAMES_MAX} names, got {len(names)}")
+    parsed: list[x509.GeneralName] = []
     for name in dict.fromkeys(names):
         try:
-            found.append(_alternative_name(name))
+            parsed.append(_alternative_name(name))
         except ValueError:
-            raise InvalidConfigError(f"{name!r} is neither a DNS name, nor an address, nor a URI") from None
-    return found
+            raise InvalidConfigError(f"{name!r} is neither a DNS name, nor an IP address, nor a URI") from None
+    return parsed
 
 
 def _alternative_name(name: str) -> x509.GeneralName:

@@ -170,21 +170,21 @@ def test_those_who_wait_for_memory_are_let_in_in_their_order() -> None:
 
     def waiter(name: str, size: int) -> Callable[[], None]:
         def wake() -> None:
-            if memory.take(size):
+            if memory.reserve(size):
                 order.append(name)
             else:
                 memory.wait(wake)
 
         return wake
 
-    assert memory.take(90)
-    assert not memory.take(60)
+    assert memory.reserve(90)
+    assert not memory.reserve(60)
     memory.wait(waiter("large", 60))
-    assert not memory.take(5)  # there is room, but somebody was before
+    assert not memory.reserve(5)  # there is room, but somebody was before
     memory.wait(waiter("small", 5))
-    memory.give_back(30)
+    memory.release(30)
     assert order == []
-    memory.give_back(60)
+    memory.release(60)
     assert order == ["large", "small"]
     assert memory.bytes_used == 65
     assert memory.waiting == 0
@@ -192,21 +192,21 @@ def test_those_who_wait_for_memory_are_let_in_in_their_order() -> None:
 
 def test_one_request_alone_always_has_room_and_who_leaves_lets_others_in() -> None:
     memory = RequestMemory(100)
-    assert memory.take(1000)
+    assert memory.reserve(1000)
     entered: list[int] = []
 
     def never() -> None:
         memory.wait(never)
 
     def second() -> None:
-        assert memory.take(10)
+        assert memory.reserve(10)
         entered.append(10)
 
     memory.wait(never)
     memory.wait(second)
-    memory.give_back(1000)
+    memory.release(1000)
     assert entered == []
-    memory.forget(never)
+    memory.cancel_wait(never)
     assert entered == [10]
 
 
@@ -215,30 +215,30 @@ def test_those_within_a_frame_go_on_before_others_begin_and_one_passes_the_limit
     order: list[str] = []
 
     def begin() -> None:
-        if memory.take(10):
+        if memory.reserve(10):
             order.append("new")
         else:
             memory.wait(begin)
 
     def go_on() -> None:
-        got = memory.go_on(10, 500)
+        got = memory.extend(10, 500)
         if got:
             order.append(f"second {got}")
         else:
             memory.wait(go_on, is_within_frame=True)
 
-    assert memory.take(60)
-    assert memory.take(40)
+    assert memory.reserve(60)
+    assert memory.reserve(40)
     begin()
-    assert memory.go_on(10, 300) == 300  # all wait: the first gets all that it needs
+    assert memory.extend(10, 300) == 300  # all wait: the first gets all that it needs
     go_on()
     assert memory.waiting == 2
-    assert memory.go_on(10, 20) == 0
-    memory.give_back(350)
+    assert memory.extend(10, 20) == 0
+    memory.release(350)
     assert memory.bytes_used == 50 + 10 + 10
     assert order == ["second 10", "new"]
     memory.wait(go_on, is_within_frame=True)
-    memory.forget(go_on)
+    memory.cancel_wait(go_on)
     assert memory.waiting == 0
 
 

@@ -67,16 +67,16 @@ def test_a_truststore_alone_is_enough_for_a_client(folder: Path) -> None:
     ("file", "content", "says"),
     [
         ("tls.crt", None, "tls.crt: No such file"),
-        ("tls.crt", b"", "tls.crt: not whole certificates"),
-        ("tls.crt", b"nonsense", "tls.crt: not whole certificates"),
+        ("tls.crt", b"", "tls.crt: must contain complete PEM certificates"),
+        ("tls.crt", b"nonsense", "tls.crt: must contain complete PEM certificates"),
         (
             "tls.key",
             b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n",
-            "tls.key: not a whole private key",
+            "tls.key: must contain a complete PEM private key",
         ),
         ("ca.crt", None, "ca.crt: No such file"),
-        ("ca.crt", b"-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n", "ca.crt: not whole certificates"),
-        ("tls.crt", b"x" * (1 << 20) + b"y", "tls.crt: larger than"),
+        ("ca.crt", b"-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n", "ca.crt: must contain complete PEM certificates"),
+        ("tls.crt", b"x" * (1 << 20) + b"y", "tls.crt: must have at most"),
     ],
 )
 def test_bad_files_are_refused_in_one_line(folder: Path, file: str, content: bytes | None, says: str) -> None:
@@ -92,7 +92,7 @@ def test_bad_files_are_refused_in_one_line(folder: Path, file: str, content: byt
 
 def test_a_key_of_another_certificate_is_refused(folder: Path, authority: Authority) -> None:
     (folder / "tls.key").write_bytes(authority.issue("other", ["other"]).key)
-    with pytest.raises(InvalidConfigError, match=r"tls.key is not that of the certificate in .*tls.crt"):
+    with pytest.raises(InvalidConfigError, match=r"tls.key does not match the certificate in .*tls.crt"):
         TlsFiles(paths(folder), check_interval_s=NEVER_S)
 
 
@@ -107,7 +107,7 @@ def test_a_key_with_a_password_is_refused(folder: Path) -> None:
     key = load_pem_private_key((folder / "tls.key").read_bytes(), None)
     locked = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
     (folder / "tls.key").write_bytes(locked)
-    with pytest.raises(InvalidConfigError, match="a key with a password cannot be used"):
+    with pytest.raises(InvalidConfigError, match="the private key must not have a password"):
         TlsFiles(paths(folder), check_interval_s=NEVER_S)
 
 
@@ -135,7 +135,7 @@ def test_a_half_written_pair_keeps_the_one_before(
     assert files.current is first
     assert files.is_bad
     assert files.failures == 1
-    assert len([line for line in caplog.messages if "cannot be used" in line]) == 1
+    assert len([line for line in caplog.messages if "certificates are invalid" in line]) == 1
     (folder / "tls.key").write_bytes(issued.key)
     assert files.check()
     assert files.current.certificate_chain == issued.certificate
