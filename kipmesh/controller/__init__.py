@@ -1,4 +1,4 @@
-"""The controller node."""
+"""The controller node: one voter of the metadata quorum."""
 
 from kipmesh.controller.node import ControllerNode
 

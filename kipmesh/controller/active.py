@@ -57,8 +57,8 @@ class BrokerProbes:
     dead process refuses connections; a paused, slow or isolated process does not. A broker that sent no heartbeat yet
     and refuses all probes at all its addresses therefore counts as missing, until it sends a heartbeat.
 
-    Args: unconfirmed: returns the addresses of the brokers that sent no heartbeat yet; refused: called with the id of each
-    missing broker; interval_s: time between probes and maximum time of one probe.
+    Args: unconfirmed: returns the addresses of the brokers that sent no heartbeat yet; refused: called with the id of
+    each missing broker; interval_s: time between probes and maximum time of one probe.
     """
 
     _: KW_ONLY

@@ -59,7 +59,8 @@ def _log_record(image: MetadataImage, record: r.Record) -> None:
             pass  # too frequent, and of no use to an operator
         case r.BrokerRegistrationChangeRecord():
             log.info(
-                {1: "broker fenced", -1: "broker unfenced", 0: "broker shutting down"}[record.fenced],
+                "broker state changed",
+                state={1: "fenced", -1: "unfenced", 0: "shutting down"}[record.fenced],
                 broker_id=record.broker_id,
                 broker_epoch=record.broker_epoch,
                 in_controlled_shutdown=bool(record.in_controlled_shutdown),
@@ -73,8 +74,9 @@ def _log_record(image: MetadataImage, record: r.Record) -> None:
             name = {resource: record.resource_name or "all"}
             log.info("configuration changed", **name, key=record.name, value=record.value)
         case r.UserScramCredentialRecord() | r.RemoveUserScramCredentialRecord():
-            event = "credential set" if isinstance(record, r.UserScramCredentialRecord) else "credential deleted"
-            log.info(event, user=record.name, mechanism=_MECHANISMS.get(record.mechanism, record.mechanism))
+            mechanism = _MECHANISMS.get(record.mechanism, record.mechanism)
+            is_deleted = isinstance(record, r.RemoveUserScramCredentialRecord)
+            log.info("credential changed", user=record.name, mechanism=mechanism, is_deleted=is_deleted)
         case r.UnregisterBrokerRecord():
             log.info("broker unregistered", broker_id=record.broker_id, broker_epoch=record.broker_epoch)
 

@@ -1,4 +1,4 @@
-"""The controller's metrics, under the names that Kafka's dashboards use; gauges are read when they are scraped."""
+"""Metrics of a controller, with Apache Kafka's names where Kafka has them. Gauges are evaluated at each scrape."""
 
 from __future__ import annotations
 
@@ -12,55 +12,59 @@ from kipmesh.core.metadata.image import MetadataImage
 _CONTROLLER = "kafka_controller_kafkacontroller_"
 
 
-class Watched(Protocol):
-    """What the gauges read: a `QuorumController`."""
+class GaugeSource(Protocol):
+    """The part of a `QuorumController` that the gauges read."""
 
     active: Any
 
     @property
     def image(self) -> MetadataImage:
-        """The metadata."""
+        """The metadata image."""
 
     @property
-    def waiting_operations(self) -> int:
-        """Decisions that wait to be committed."""
+    def pending_operations(self) -> int:
+        """Number of operations that are queued or not yet committed."""
 
     @property
     def waiting_fetches(self) -> int:
-        """Fetches that wait for new records."""
+        """Number of fetches that wait for new records."""
 
 
 class ControllerMetrics:
-    """Registers everything in `registry`; `watch` binds the gauges to a node that has started."""
+    """Counters of a controller, registered in `registry`. `watch` adds the gauges after the node has loaded its log."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         counter = partial(Counter, registry=registry)
         self.unclean_elections = counter(
             "kafka_controller_controllerstats_uncleanleaderelections",
-            "Partitions whose leader was elected from outside the last in-sync replicas",
+            "Partitions whose new leader was not in the last ISR",
         )
-        self.elections = counter("kafka_controller_controllerstats_leaderelections", "Partitions that got a leader")
+        self.elections = counter("kafka_controller_controllerstats_leaderelections", "Partitions with a new leader")
         self.timed_out_heartbeats = counter(
-            f"{_CONTROLLER}timedoutbrokerheartbeatcount", "Brokers fenced for their silence"
+            f"{_CONTROLLER}timedoutbrokerheartbeatcount", "Brokers fenced because their heartbeats timed out"
         )
-        self.lost_brokers = counter("kipmesh_controller_lost_brokers", "Brokers fenced because their connection broke")
+        self.lost_brokers = counter("kipmesh_controller_lost_brokers", "Brokers fenced after a lost connection")
         self.records = counter("kipmesh_controller_records", "Metadata records appended")
-        self.operations = counter("kipmesh_controller_operations", "Requests and timers decided", ["operation"])
+        self.operations = counter("kipmesh_controller_operations", "Decisions by operation", ["operation"])
         self.new_active_controllers = counter(
-            f"{_CONTROLLER}newactivecontrollerscount", "Times that another controller became active"
+            f"{_CONTROLLER}newactivecontrollerscount", "Changes of the active controller seen by this node"
         )
 
-    def watch(self, controller: Watched) -> None:
-        """Gauges over a controller; they are read on the thread of `/metrics`."""
+    def watch(self, controller: GaugeSource) -> None:
+        """Register the gauges of `controller`. They are evaluated on the thread that serves `/metrics`."""
         it = controller
         for name, text, value in (
-            ("activecontrollercount", "1 on the active controller", lambda: int(it.active is not None)),
+            (
+                "activecontrollercount",
+                "1 on the active controller, else 0",
+                lambda: int(it.active is not None),
+            ),
             ("globaltopiccount", "Topics", lambda: len(it.image.topics)),
             ("globalpartitioncount", "Partitions", lambda: it.image.partition_count),
             (
                 "preferredreplicaimbalancecount",
-                "Partitions not led by the first replica",
+                "Partitions not led by their preferred leader",
                 lambda: it.image.imbalance_count,
             ),
             ("offlinepartitionscount", "Partitions without a leader", lambda: len(it.image.leaderless)),
@@ -70,8 +74,8 @@ class ControllerMetrics:
         ):
             Gauge(_CONTROLLER + name, text, registry=self._registry).set_function(value)
         for name, text, value in (
-            ("fetches", "Fetches that wait for new records", lambda: it.waiting_fetches),
-            ("operations", "Decisions whose answers wait to be committed", lambda: it.waiting_operations),
+            ("fetches", "Fetches waiting for new records", lambda: it.waiting_fetches),
+            ("operations", "Operations that are queued or not yet committed", lambda: it.pending_operations),
         ):
             Gauge(f"kipmesh_controller_waiting_{name}", text, registry=self._registry).set_function(value)
 

@@ -1,4 +1,4 @@
-"""The controller process: its parts, and the order in which they start and stop."""
+"""The controller node: its parts, and the order in which they start and stop."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from kipmesh.controller.active import ActiveController
+from kipmesh.controller.decision_queue import ControllerParts
 from kipmesh.controller.handlers import controller_pipeline
 from kipmesh.controller.metrics import ControllerMetrics
-from kipmesh.controller.owner import ControllerParts
 from kipmesh.controller.quorum_controller import QuorumController
 from kipmesh.core.config import ControllerConfig, TopicConfig
 from kipmesh.core.errors import InvalidConfigError
@@ -31,20 +31,20 @@ from kipmesh.transport.metrics import RequestMetrics
 log = structlog.get_logger(__name__)
 
 SERVER_STOP_GRACE_S = 0.2
-"""For responses under way; streams of fetchers end with it."""
+"""Time for responses in progress; fetch streams are closed after it."""
 OPEN_FILES_MAX = 64
 
 
 class ControllerNode:
-    """One voter of the metadata quorum; make it and use it inside one event loop.
+    """One voter of the metadata quorum, within one event loop. A fatal error is set on `failed`.
 
-    | part               | it is                                                  | it calls                           |
-    | ------------------ | ------------------------------------------------------ | ---------------------------------- |
-    | `LogManager`       | the metadata log directory                             |                                    |
-    | `ConnectionPool`   | connections to the other voters                        |                                    |
-    | `QuorumController` | log, image and, while active, decisions                | log, connections; sets `failed`    |
-    | `Server`           | gRPC: the quorum's APIs and those of the controller    | the QuorumController               |
-    | `ControllerMetrics`| gauges over the QuorumController, and counters         |                                    |
+    | part                | purpose                                          | calls                             |
+    | ------------------- | ------------------------------------------------ | --------------------------------- |
+    | `LogManager`        | the metadata log directory                       |                                   |
+    | `ConnectionPool`    | connections to the other voters                  |                                   |
+    | `QuorumController`  | log, image and, while active, decisions          | log, connections; fails `failed`  |
+    | `Server`            | gRPC: APIs of the quorum and of the controller   | `QuorumController`                |
+    | `ControllerMetrics` | counters, and gauges of the `QuorumController`   | `QuorumController`                |
     """
 
     def __init__(self, config: ControllerConfig, *, fs: FileSystem | None = None) -> None:
@@ -72,13 +72,13 @@ class ControllerNode:
 
     @property
     def ready(self) -> bool:
-        """Whether it serves and is active, or knows a leader and has metadata that was committed in its epoch."""
+        """Whether the node serves requests and is active, or follows a leader with metadata of its epoch."""
         is_serving = self.grpc_port and not self._is_stopped and not self.failed.done()
         return bool(is_serving and self._quorum is not None and self._quorum.ready)
 
     @property
     def active(self) -> ActiveController | None:
-        """What decides while this is the active controller, else None."""
+        """The decisions of this node while it is the active controller, else None."""
         return self._quorum.active if self._quorum is not None else None
 
     @property
@@ -88,25 +88,25 @@ class ControllerNode:
 
     @property
     def image(self) -> MetadataImage:
-        """The metadata as this node knows it: what is committed, on the active controller what is decided."""
+        """The committed metadata; on the active controller, also its uncommitted decisions."""
         return self._quorum.image if self._quorum is not None else MetadataImage()
 
     @property
     def epoch(self) -> int:
-        """The quorum's epoch."""
+        """The quorum epoch, or 0 before the log is loaded."""
         return self._quorum.driver.epoch if self._quorum is not None else 0
 
     async def start(self) -> None:
-        """Load, serve, take part in the quorum; raises KafkaError or PortInUseError with one clear line."""
+        """Load the log, serve gRPC and join the quorum. Raises InvalidConfigError, PortInUseError or StorageError."""
         voters = [voter.id for voter in self.config.voters]
         if self.config.node_id not in voters:
             raise InvalidConfigError(
-                f"controller.quorum.voters: {self.config.controller_quorum_voters!r} must name this node "
-                f"({self.config.node_id})"
+                f"controller.quorum.voters must contain node.id {self.config.node_id}, "
+                f"got {self.config.controller_quorum_voters!r}"
             )
         if len(voters) % 2 == 0:
-            log.warning("an even number of voters survives no more failures than one less", voters=voters)
-        began_ms = monotonic_ms()
+            log.warning("even number of voters, one less tolerates as many failures", voters=voters)
+        started_ms = monotonic_ms()
         try:
             quorum = self._quorum = QuorumController(
                 self.config,
@@ -129,11 +129,11 @@ class ControllerNode:
             epoch=self.epoch,
             log_end_offset=quorum.end_offset(),
             port=self.grpc_port,
-            took_ms=monotonic_ms() - began_ms,
+            took_ms=monotonic_ms() - started_ms,
         )
 
     def _load(self) -> QuorumReplica:
-        """On a thread: the log, the snapshots, the vote."""
+        """Load log, snapshots and vote from disk. Runs on a thread."""
         self._is_loaded = True
         self._manager.load(wall_ms())
         return QuorumReplica.open(
@@ -169,7 +169,7 @@ class ControllerNode:
         await self._server.set_serving(True)
 
     async def stop(self) -> None:
-        """Respond to what was accepted, let a successor lead, write everything, close the log; idempotent."""
+        """Commit pending operations, resign as leader, flush and close the log. Idempotent."""
         if not self._is_stopped:
             await self._stop(cleanly=True)
             if not self.failed.done():
@@ -177,7 +177,7 @@ class ControllerNode:
             log.info("controller stopped", node_id=self.config.node_id)
 
     async def abort(self) -> None:
-        """Stop as a crash would, as far as one process can: no peer is notified, nothing is flushed or marked clean."""
+        """Stop as in a crash: no peer is notified, nothing is flushed or marked as a clean shutdown. Idempotent."""
         if not self._is_stopped:
             await self._stop(cleanly=False)
 
@@ -193,7 +193,7 @@ class ControllerNode:
         self.tls.close()
         has_failed = self.failed.done() and not self.failed.cancelled()
         if self._is_loaded:
-            with contextlib.suppress(StorageError):  # told by `failed` already, or by the log
+            with contextlib.suppress(StorageError):  # already reported by `failed` or in the log
                 if has_failed or not cleanly:
                     await asyncio.to_thread(self._manager.abandon)
                 else:

@@ -1,9 +1,9 @@
-"""This node's part in the metadata quorum: the log, the image and, while it leads, the active controller.
+"""One voter of the metadata quorum: the log, the image and, while this node leads, the active controller.
 
-The driver replicates the log, the loader keeps the image of what is committed; while this node leads, an
-`ActiveController` decides. It becomes active when the start of its epoch is committed and the image has all that the
-log has, and is it no more in the same step in which it observes another epoch. An inactive controller refuses requests
-with NOT_CONTROLLER and names the active one.
+The driver replicates the log and the loader keeps the image of the committed records. While this node leads, an
+`ActiveController` makes decisions: from the moment the start of its epoch is committed and the image contains the whole
+log, until the step in which the driver observes another epoch. An inactive controller refuses requests with
+NOT_CONTROLLER and names the active one.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import structlog
 
 from kipmesh.controller.active import ActiveController
+from kipmesh.controller.decision_queue import DecideWith, as_kafka_error
 from kipmesh.controller.metrics import ControllerMetrics
-from kipmesh.controller.owner import DecideWith, as_kafka_error
 from kipmesh.core.config import ControllerConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
@@ -31,11 +31,14 @@ from kipmesh.transport.grpc.client import ConnectionPool
 log = structlog.get_logger(__name__)
 
 ACTIVATION_RETRY_S = 0.5
-"""After the log refused what a new epoch begins with, as on a full disk."""
+"""Time between attempts to activate when the first records of an epoch cannot be appended (full disk)."""
 
 
 class QuorumController:
-    """One voter; make it and use it inside one event loop. Also the driver's listener."""
+    """The controller's part of one voter; also the listener of its `QuorumDriver`. Use it within one event loop.
+
+    `failed` receives the error if this node cannot continue.
+    """
 
     def __init__(
         self,
@@ -47,7 +50,6 @@ class QuorumController:
         quorum_metrics: QuorumMetrics,
         failed: asyncio.Future[None],
     ) -> None:
-        """`failed` gets the error when this node cannot go on."""
         self.active: ActiveController | None = None
         self._config = config
         self._metrics = metrics
@@ -71,7 +73,7 @@ class QuorumController:
 
     @property
     def ready(self) -> bool:
-        """Whether it is active, or knows a leader and has metadata that was committed in its epoch."""
+        """Whether this node is active, or knows a leader and has committed metadata of that leader's epoch."""
         driver, loader = self.driver, self.loader
         if driver.is_leader:
             return self.active is not None
@@ -79,31 +81,31 @@ class QuorumController:
 
     @property
     def image(self) -> MetadataImage:
-        """The metadata as this node knows it: what is committed, on the active controller what is decided."""
+        """The committed metadata; on the active controller, also its uncommitted decisions."""
         return self.loader.image
 
     def end_offset(self) -> int:
-        """The log end offset of the metadata log."""
+        """Return the log end offset of the metadata log."""
         return self.driver.replica.log.log_end_offset
 
     @property
-    def waiting_operations(self) -> int:
-        """Decisions whose responses wait to be committed."""
-        return self.active.waiting if self.active is not None else 0
+    def pending_operations(self) -> int:
+        """Number of operations that are queued or not yet committed."""
+        return self.active.pending if self.active is not None else 0
 
     @property
     def waiting_fetches(self) -> int:
-        """Fetches that wait for new records."""
+        """Number of fetches that wait for new records."""
         leadership = self.driver.machine.leadership
         return len(leadership.waiting) if leadership is not None else 0
 
     def start(self) -> None:
-        """Take part in the quorum."""
+        """Join the quorum and start loading the image."""
         self.driver.start()
         self.loader.start()
 
     async def stop(self, *, cleanly: bool) -> None:
-        """Respond to what was accepted, let a successor lead, and write everything; or none of that, as in a crash."""
+        """Stop. If `cleanly`, first commit pending operations, resign as leader and flush the log."""
         self._is_stopped = True
         if cleanly and self.active is not None:
             await self.active.drain(self._config.shutdown_grace_ms / 1000, self._refusal())
@@ -114,29 +116,29 @@ class QuorumController:
         await self.loader.stop()
 
     def _fail(self, error: BaseException) -> None:
-        """This node cannot go on; pending operations may be done or not. Other voters, if any, decide that."""
+        """Stop being a controller after a fatal error. Other voters, if any, may still commit pending operations."""
         log.error("controller failed", error=str(error))
         alone = len(self._config.voters) == 1
         self._deactivate(as_kafka_error(error) if alone else self._outcome_unknown("has failed"))
         if not self._failed.done():
             self._failed.set_exception(error)
-            self._failed.exception()  # nobody may await it: no warning then
+            self._failed.exception()  # retrieved: no warning if the owner never awaits it
 
-    # --- what the driver and the loader report
+    # --- notifications of the driver and the loader
 
     def state_changed(self, state: State, epoch: int, leader_id: int) -> None:
-        """Another state, epoch or leader: an epoch that this node led may be over."""
+        """Deactivate if `state` and `epoch` end the epoch that this node led. A `leader_id` of -1 is unknown."""
         if leader_id not in (-1, self._known_leader):
             self._known_leader = leader_id
             self._metrics.new_active_controllers.inc()
         active = self.active
         if active is not None and (state is not State.LEADER or epoch != active.epoch):
-            log.info("not the active controller any more", epoch=active.epoch, waiting=active.waiting)
-            self._deactivate(self._outcome_unknown(f"is not active any more; {self._who_is_active()}"))
+            log.info("controller deactivated", epoch=active.epoch, pending=active.pending)
+            self._deactivate(self._outcome_unknown(f"is no longer active; {self._describe_active()}"))
         self._activate_soon()
 
     def committed(self, high_watermark: int) -> None:
-        """The high watermark rose: responses may be sent."""
+        """Apply the committed records and complete the responses that waited for `high_watermark`."""
         self.loader.committed(high_watermark)
         if self.active is not None:
             self.active.committed(high_watermark)
@@ -144,18 +146,18 @@ class QuorumController:
             self._activate_soon()
 
     async def _published(self, image: MetadataImage, delta: MetadataDelta) -> None:
-        """The image is that of the high watermark."""
+        """Activate if possible: the image has reached the high watermark."""
         self._activate()
 
-    # --- being active
+    # --- the active controller
 
     def _activate_soon(self) -> None:
-        """Not within a step of the driver, which takes no appends meanwhile."""
+        """Schedule `_activate`: the driver refuses appends during its own steps."""
         if self._activation is None:
             self._activation = asyncio.get_running_loop().call_soon(self._activate)
 
     def _activate(self) -> None:
-        """Become active if everything is there for it."""
+        """Become active if this node leads, its epoch's start is committed and the image contains the whole log."""
         if self._activation is not None:
             self._activation.cancel()
             self._activation = None
@@ -178,12 +180,12 @@ class QuorumController:
         try:
             active.start()
         except KafkaError as error:
-            log.warning("the controller cannot begin its epoch", epoch=active.epoch, error=str(error))
+            log.warning("controller activation failed", epoch=active.epoch, error=str(error))
             self._deactivate(error)
             self._activation = asyncio.get_running_loop().call_later(ACTIVATION_RETRY_S, self._activate)
             return
         image = self.image
-        log.info("active controller", epoch=active.epoch, brokers=len(image.brokers), topics=len(image.topics))
+        log.info("controller activated", epoch=active.epoch, brokers=len(image.brokers), topics=len(image.topics))
 
     def _deactivate(self, refusal: KafkaError) -> None:
         active, self.active = self.active, None
@@ -191,32 +193,36 @@ class QuorumController:
             active.end(refusal)
 
     async def do(self, operation: str, decide: DecideWith, *, is_cleanup: bool = False) -> Any:
-        """Make a decision while this controller is active; raises KafkaError(NOT_CONTROLLER) if it is not."""
+        """Make a decision and return its response once it is committed.
+
+        Raises KafkaError: NOT_CONTROLLER if this controller is not active or has lost contact with a majority, or the
+        error of the decision.
+        """
         active, leadership = self.active, self.driver.machine.leadership
         if active is None:
             raise self._refusal()
         if leadership is None or leadership.has_lost_quorum(monotonic_ms()):
-            # The process may have stood still: what lies in its sockets is no more for this epoch to answer.
+            # The process may have been paused: requests left in its sockets must not be decided in this epoch.
             raise KafkaError(ErrorCode.NOT_CONTROLLER, f"controller {self._config.node_id} has lost its quorum")
         return await active.do(operation, decide, is_cleanup=is_cleanup)
 
     def disconnected(self, broker_id: int, connection: int) -> None:
-        """A broker's heartbeats have lost their connection; an inactive controller ignores that."""
+        """Record the end of a broker's heartbeat stream; ignored while inactive."""
         if self.active is not None:
             self.active.disconnected(broker_id, connection)
 
     def _refusal(self) -> KafkaError:
-        text = f"controller {self._config.node_id} stops" if self._is_stopped else self._who_is_active()
+        text = f"controller {self._config.node_id} is stopping" if self._is_stopped else self._describe_active()
         return KafkaError(ErrorCode.NOT_CONTROLLER, text)
 
-    def _outcome_unknown(self, why: str) -> KafkaError:
-        text = f"what it had taken may be done or not: controller {self._config.node_id} {why}"
+    def _outcome_unknown(self, reason: str) -> KafkaError:
+        text = f"the request may or may not take effect: controller {self._config.node_id} {reason}"
         return KafkaError(ErrorCode.NOT_CONTROLLER, text)
 
-    def _who_is_active(self) -> str:
+    def _describe_active(self) -> str:
         leader = self.driver.leader
         if leader is None or self._failed.done():
             return "no controller is active"
         if leader.id == self._config.node_id:
-            return f"controller {leader.id} is about to be active"
+            return f"controller {leader.id} is becoming active"
         return f"controller {leader.id} ({leader.address}) is active"

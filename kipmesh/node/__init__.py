@@ -1,7 +1,4 @@
-"""What brokers and controllers share: the process (`runtime`), probes, the quorum's driver, the two clocks, and tasks.
-
-Records are stamped by the wall clock. Durations are measured by a clock that never jumps.
-"""
+"""Parts that brokers and controllers share: the process (`runtime`), probes, the quorum replica, clocks and tasks."""
 
 from __future__ import annotations
 
@@ -13,24 +10,24 @@ from typing import Any
 
 
 def wall_ms() -> int:
-    """Milliseconds since 1970."""
+    """Return the wall clock in ms since 1970, for record timestamps."""
     return time.time_ns() // 1_000_000
 
 
 def monotonic_ms() -> int:
-    """Milliseconds since some moment in the past."""
+    """Return the monotonic clock in ms, for durations and deadlines."""
     return time.monotonic_ns() // 1_000_000
 
 
 @dataclass(eq=False)
 class BackgroundTasks:
-    """Tasks that nobody awaits. `on_failure` gets the error of each task that fails; it gets no cancellation."""
+    """Tasks that are not awaited. `on_failure` receives the exception of each failed task, but no cancellations."""
 
     on_failure: Callable[[BaseException], None]
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str | None = None) -> None:
-        """Run `work` in a task of its own."""
+        """Run `work` in a new task."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -41,7 +38,7 @@ class BackgroundTasks:
             self.on_failure(error)
 
     async def cancel(self) -> None:
-        """Cancel all tasks and wait for their ends. Idempotent."""
+        """Cancel all tasks and wait until they have ended. Idempotent."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -1,14 +1,13 @@
-"""`/metrics` and the probes of a process, on threads of their own.
+"""HTTP server for `/metrics` and the probes of a process. Its threads keep scrapes off the event loop.
 
-Large registries are rendered without holding up the event loop. GET and HEAD only; connections, their time and the
-request's size are limited. These are 200, or else 503:
+Serves GET and HEAD, with limits on connections, their duration and the size of a request. A probe returns 200 or 503:
 
-- `/healthz`: the event loop answers;
-- `/startedz`: it has started: what it has on its disk is loaded, and it listens;
+- `/healthz`: the event loop responds;
+- `/startedz`: the node has loaded its data and listens;
 - `/readyz`: the node is ready;
-- `/insyncz`: it is ready, and all that it replicates is in sync or has been since it started.
+- `/insyncz`: the node is ready, and each of its replicas is in sync or has been in sync since the start.
 
-With TLS each handshake takes the certificates as they are then, on the request's own thread.
+With TLS, each handshake runs on its request's thread and uses the current certificates.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ if TYPE_CHECKING:
 
 CONNECTIONS_MAX = 16
 CONNECTION_TIMEOUT_S = 5.0
-LOOP_ANSWER_TIMEOUT_S = 2.0
+LOOP_RESPONSE_TIMEOUT_S = 2.0
 
 TEXT = "text/plain; charset=utf-8"
 _BUSY = b"HTTP/1.0 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 class HttpAddressError(Exception):
-    """The address of `http.listener` cannot be bound."""
+    """Raised if the address of `http.listener` cannot be bound."""
 
 
 class Page(NamedTuple):
-    """A response: status, content type, body."""
+    """An HTTP response."""
 
     status: int
     content_type: str
@@ -53,7 +52,7 @@ class Page(NamedTuple):
 
 
 def text_page(status: int, text: str) -> Page:
-    """A page of one line."""
+    """Return a plain-text page of one line."""
     return Page(status, TEXT, text.encode() + b"\n")
 
 
@@ -73,14 +72,14 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 - the standard library's name
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the standard library's name
-        """Requests of probes and scrapes are not worth a line."""
+        """Log nothing: probes and scrapes are too frequent."""
 
     def version_string(self) -> str:
         return "kipmesh"
 
 
 def _not_found() -> Page:
-    return text_page(404, "/metrics, /healthz, /startedz, /readyz and /insyncz are here")
+    return text_page(404, "not found; see /metrics, /healthz, /startedz, /readyz and /insyncz")
 
 
 class _Server(ThreadingHTTPServer):
@@ -100,7 +99,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """Without the reverse name look-up of the standard library's, which can take seconds."""
+        """Bind without the standard library's reverse DNS lookup, which can take seconds."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -121,17 +120,17 @@ class _Server(ThreadingHTTPServer):
                 request.settimeout(CONNECTION_TIMEOUT_S)
                 try:
                     request = self._tls.current().wrap_socket(request, server_side=True)
-                except OSError:  # plaintext, a stranger, or somebody too slow; the socket is closed by now
+                except OSError:  # plaintext, an untrusted or a slow client; the socket is already closed
                     return
             super().process_request_thread(request, client_address)
         finally:
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A caller that went away or was too slow is no error of ours."""
+        """Ignore clients that disconnect or are too slow."""
 
     def accept_until_closed(self) -> None:
-        """Like `serve_forever`, which would wake up to look whether it should end."""
+        """Serve like `serve_forever`, but without polling for the end."""
         while True:
             try:
                 request, address = self.get_request()
@@ -149,7 +148,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class Conditions(NamedTuple):
-    """What is asked of a node; `is_in_sync` within its event loop, the others from any thread."""
+    """Checks behind the probes. `is_in_sync` is called in the event loop, the others from any thread."""
 
     is_started: Callable[[], bool]
     is_ready: Callable[[], bool]
@@ -158,7 +157,7 @@ class Conditions(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class ProbeServer:
-    """Serves the paths for one node."""
+    """The HTTP server of one node. `port` is 0 before `start`; without `tls` it serves plaintext."""
 
     registry: CollectorRegistry
     conditions: Conditions
@@ -170,13 +169,14 @@ class ProbeServer:
         self.port = 0
 
     def start(self, host: str, port: int) -> int:
-        """Bind and serve; returns the port. Raises HttpAddressError."""
+        """Bind, serve and return the bound port. Raises HttpAddressError."""
+        conditions = self.conditions
         pages = {
-            "/metrics": self._metrics,
-            "/healthz": self._healthz,
-            "/startedz": lambda: _told(self.conditions.is_started(), "started"),
-            "/readyz": lambda: _told(self.conditions.is_ready(), "ready"),
-            "/insyncz": self._insyncz,
+            "/metrics": lambda: Page(200, CONTENT_TYPE_LATEST, generate_latest(self.registry)),
+            "/healthz": lambda: self._in_loop(lambda: text_page(200, "alive")),
+            "/startedz": lambda: _probe_page(conditions.is_started(), "started"),
+            "/readyz": lambda: _probe_page(conditions.is_ready(), "ready"),
+            "/insyncz": lambda: self._in_loop(lambda: _probe_page(conditions.is_in_sync(), "in sync")),
         }
         try:
             server = _Server((host, port), pages, self.tls)
@@ -188,19 +188,10 @@ class ProbeServer:
         return self.port
 
     def stop(self) -> None:
-        """Stop serving; idempotent."""
+        """Stop serving. Idempotent."""
         server, self._server = self._server, None
         if server is not None:
             server.close()
-
-    def _metrics(self) -> Page:
-        return Page(200, CONTENT_TYPE_LATEST, generate_latest(self.registry))
-
-    def _healthz(self) -> Page:
-        return self._in_loop(lambda: text_page(200, "alive"))
-
-    def _insyncz(self) -> Page:
-        return self._in_loop(lambda: _told(self.conditions.is_in_sync(), "in sync"))
 
     def _in_loop(self, make: Callable[[], Page]) -> Page:
         async def respond() -> Page:
@@ -208,48 +199,48 @@ class ProbeServer:
 
         response = respond()
         try:
-            return asyncio.run_coroutine_threadsafe(response, self.loop).result(LOOP_ANSWER_TIMEOUT_S)
+            return asyncio.run_coroutine_threadsafe(response, self.loop).result(LOOP_RESPONSE_TIMEOUT_S)
         except FutureTimeoutError:
-            return text_page(503, f"the event loop did not answer within {LOOP_ANSWER_TIMEOUT_S:g} s")
+            return text_page(503, f"the event loop did not respond within {LOOP_RESPONSE_TIMEOUT_S:g} s")
         except RuntimeError:
             response.close()
             return text_page(503, "the event loop is closed")
 
 
-def _told(is_so: bool, what: str) -> Page:
-    return text_page(200, what) if is_so else text_page(503, f"not {what}")
+def _probe_page(condition: bool, name: str) -> Page:
+    return text_page(200, name) if condition else text_page(503, f"not {name}")
 
 
-def data_folders(config: object) -> tuple[str, ...]:
-    """The folders that a service's configuration names: `log.dirs` and `metadata.log.dir`; () for others."""
-    named = (*getattr(config, "log_dirs", ()), getattr(config, "metadata_log_dir", ""))
-    return tuple(dict.fromkeys(folder for folder in named if folder))
+def data_directories(config: object) -> tuple[str, ...]:
+    """Return the distinct directories of `log.dirs` and `metadata.log.dir`, or () for a service without them."""
+    configured = (*getattr(config, "log_dirs", ()), getattr(config, "metadata_log_dir", ""))
+    return tuple(dict.fromkeys(directory for directory in configured if directory))
 
 
 class DiskSpaceCollector(Collector):
     """Free space and size of the disks of a node's data directories, by `logdirectory` as in `LogDirectoryOffline`.
 
-    Reads the file system at each scrape, on the probe server's thread. A directory that cannot be read, as one whose
-    disk was taken away, has no value; `kafka_log_logmanager_logdirectoryoffline` says that it is offline.
+    Reads the file system at each scrape, on the probe server's thread. A directory that cannot be read has no sample;
+    `kafka_log_logmanager_logdirectoryoffline` reports it as offline.
     """
 
-    def __init__(self, folders: Sequence[str]) -> None:
-        self._folders = folders
+    def __init__(self, directories: Sequence[str]) -> None:
+        self._directories = directories
 
     def describe(self) -> tuple[GaugeMetricFamily, GaugeMetricFamily]:
-        """The names, without touching a disk."""
+        """Return the families without samples, without accessing a disk."""
         labels = ["logdirectory"]
         return (
-            GaugeMetricFamily("kipmesh_disk_free_bytes", "Bytes that this node may still write there.", labels=labels),
-            GaugeMetricFamily("kipmesh_disk_size_bytes", "Bytes of that disk.", labels=labels),
+            GaugeMetricFamily("kipmesh_disk_free_bytes", "Free bytes for this node on the disk.", labels=labels),
+            GaugeMetricFamily("kipmesh_disk_size_bytes", "Size of the disk in bytes.", labels=labels),
         )
 
     def collect(self) -> Iterable[Metric]:
-        """O(folders)."""
+        """Return the free space and the size of each readable directory's disk."""
         free, size = self.describe()
-        for folder in self._folders:
+        for directory in self._directories:
             with contextlib.suppress(OSError):
-                usage = shutil.disk_usage(folder)
-                free.add_metric([folder], usage.free)
-                size.add_metric([folder], usage.total)
+                usage = shutil.disk_usage(directory)
+                free.add_metric([directory], usage.free)
+                size.add_metric([directory], usage.total)
         return free, size

@@ -1,4 +1,4 @@
-"""Whether a process listens at an address: a dead one refuses connections, a held, slow or isolated one does not."""
+"""Liveness probes: the address of a dead process refuses connections; a paused, slow or isolated process does not."""
 
 from __future__ import annotations
 
@@ -12,33 +12,37 @@ Address = tuple[str, int]
 
 
 class LivenessProber:
-    """Probes addresses; `close` it. Owns the threads that resolve names.
+    """Probes addresses until it is closed.
 
-    An unknown name keeps a thread for seconds, and many may be resolved; the loop's own threads read files.
+    It has its own threads to resolve names, because an unknown name blocks a thread for seconds, and the event loop's
+    default threads read files.
     """
 
     def __init__(self) -> None:
         self._resolver = ThreadPoolExecutor(4, thread_name_prefix="probe-resolver")
 
     async def refuses(self, address: Address, timeout_s: float) -> bool:
-        """Whether all addresses of the host refuse; False for everything else that may happen in that time."""
+        """Return whether all IP addresses of the host refuse a connection on the port.
+
+        Returns False if one accepts, if the name cannot be resolved, or if there is no result within `timeout_s`.
+        """
         try:
             async with asyncio.timeout(timeout_s):
-                found = await self._resolve(address)
-                for family, kind, protocol, _, place in found:
+                infos = await self._resolve(address)
+                for family, kind, protocol, _, sockaddr in infos:
                     with socket.socket(family, kind, protocol) as probe:
                         probe.setblocking(False)
                         try:
-                            await asyncio.get_running_loop().sock_connect(probe, place)
+                            await asyncio.get_running_loop().sock_connect(probe, sockaddr)
                         except ConnectionRefusedError:
                             continue
                         return False
-        except (OSError, TimeoutError, UnicodeError, RuntimeError):  # the latter two: not a valid name, and closed
+        except (OSError, TimeoutError, UnicodeError, RuntimeError):  # the last two: an invalid name, a closed prober
             return False
-        return bool(found)
+        return bool(infos)
 
     async def _resolve(self, address: Address) -> list[Any]:
-        """As `socket.getaddrinfo`, without a thread for a numeric address."""
+        """Resolve like `socket.getaddrinfo`, but without a thread for a numeric address."""
         resolve = partial(socket.getaddrinfo, *address, type=socket.SOCK_STREAM)
         try:
             return resolve(flags=socket.AI_NUMERICHOST)
@@ -46,5 +50,5 @@ class LivenessProber:
             return await asyncio.get_running_loop().run_in_executor(self._resolver, resolve)
 
     def close(self) -> None:
-        """Resolve no more names; idempotent."""
+        """Stop the threads. Idempotent."""
         self._resolver.shutdown(wait=False, cancel_futures=True)

@@ -1,7 +1,7 @@
-"""Structured logs of a process: one JSON object (or console line) a line on stderr.
+"""Structured logs of a process: one JSON object or console line per event, on stderr.
 
-`configure` is for processes and is called once by them; library code only asks `structlog.get_logger`. A log line
-that cannot be written (the disk of the log file is full) is dropped: logging never stops a node.
+A process calls `configure` once; library code only calls `structlog.get_logger`. A line that cannot be written, for
+example to a full disk, is dropped, so that logging never stops a node.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 
 
 class _Unfailing:
-    """A stream whose writes do not raise; what could not be written is counted in `dropped`."""
+    """A stream whose writes never raise. `dropped` counts the failed ones."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -38,7 +38,7 @@ class _Unfailing:
 
 
 class _ToStructlog(logging.Handler):
-    """What other libraries log through the standard library joins our lines."""
+    """Forwards log records of the standard library to structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -50,8 +50,12 @@ class _ToStructlog(logging.Handler):
 
 
 def configure(*, level: str, form: str, context: dict[str, Any], stream: TextIO | None = None) -> None:
-    """Set up this process's logs; `context` is added to each line."""
-    least = LEVELS[level]
+    """Configure the logs of this process.
+
+    Args: level: a key of LEVELS; form: `json`, otherwise console lines; context: fields added to each event; stream:
+    destination, stderr by default.
+    """
+    level_min = LEVELS[level]
     out: Any = _Unfailing(stream if stream is not None else sys.stderr)
 
     def add_context(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -63,7 +67,7 @@ def configure(*, level: str, form: str, context: dict[str, Any], stream: TextIO 
     if form == "json":
         render = structlog.processors.JSONRenderer(default=repr)
     else:
-        # Not the renderer's own tracebacks, which print the locals: those of a node may be gigabytes.
+        # Plain tracebacks: the default ones print local variables, which may be gigabytes in a node.
         render = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
     processors: list[Any] = [
         structlog.stdlib.add_log_level,
@@ -75,22 +79,22 @@ def configure(*, level: str, form: str, context: dict[str, Any], stream: TextIO 
         processors.append(structlog.processors.format_exc_info)
     structlog.configure(
         processors=[*processors, render],
-        wrapper_class=structlog.make_filtering_bound_logger(least),
+        wrapper_class=structlog.make_filtering_bound_logger(level_min),
         logger_factory=structlog.WriteLoggerFactory(file=out),
-        cache_logger_on_first_use=False,  # a logger that was used before follows when this is called again
+        cache_logger_on_first_use=False,  # loggers that are already in use must follow a later call
     )
     root = logging.getLogger()
     for handler in list(root.handlers):
         root.removeHandler(handler)
-    root.addHandler(_ToStructlog(level=max(least, logging.WARNING)))
-    root.setLevel(max(least, logging.WARNING))
+    root.addHandler(_ToStructlog(level=max(level_min, logging.WARNING)))
+    root.setLevel(max(level_min, logging.WARNING))
     logging.captureWarnings(capture=True)
 
 
 def configure_library() -> None:
-    """For nodes and clients within somebody's own process: log through the standard library, unless they chose.
+    """Log through the standard library, for nodes and clients in a user's process. Keeps an existing configuration.
 
-    Structlog's own default prints everything to standard output, which is the wrong place inside a test run.
+    Structlog's default prints everything to standard output, which is wrong inside a test run.
     """
     if structlog.is_configured():
         return

@@ -1,11 +1,11 @@
 """Runs one node as a process: configuration, logs, probes, signals, exit code.
 
-- A wrong configuration ends the process with 2 and one line on stderr; a failed start or a node that reports a
-  fatal error ends it with 1, the reason in the last line; SIGTERM and SIGINT stop it cleanly and end it with 0.
-- `/healthz` answers as soon as the process has its event loop; what the other probes tell is in `http`.
-- With `--parent-pipe` the process also stops when its standard input ends: children of a test do not outlive it.
+- Exit code 2: invalid configuration, with one line on stderr. 1: failed start or fatal error, with the reason in the
+  last line. 0: clean stop after SIGTERM or SIGINT.
+- `/healthz` is served as soon as the event loop runs; `kipmesh.node.http` describes the other probes.
+- With `--parent-pipe` the process also stops when its standard input ends, so that it does not outlive a test.
 
-Imports are kept few and late: every process of a mesh pays for them at each start.
+Imports are few and late, because they delay the start of every process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LOOP_LAG_INTERVAL_S = 1.0
 STOP_MARGIN_S = 20.0
-"""On top of `shutdown.grace.ms`: for flushing what the disk has not got yet."""
+"""Time in addition to `shutdown.grace.ms` to flush data to disk."""
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -38,7 +38,7 @@ EXIT_USAGE = 2
 
 
 class ProcessConfig(Protocol):
-    """What the runtime itself needs of a service's configuration."""
+    """The configuration keys that the runtime reads."""
 
     @property
     def log_level(self) -> str: ...  # noqa: D102
@@ -51,32 +51,32 @@ class ProcessConfig(Protocol):
 
 
 class Node(Protocol):
-    """What the runtime runs. It is made inside the running event loop."""
+    """A node that the runtime can run. It is created in the running event loop."""
 
     @property
     def registry(self) -> CollectorRegistry:
-        """The node's own metrics."""
+        """The node's metrics."""
 
     @property
     def ready(self) -> bool:
-        """Whether it does its work now."""
+        """Whether the node serves its clients."""
 
     @property
     def failed(self) -> asyncio.Future[None]:
-        """Gets an exception when the node cannot go on."""
+        """Completes with an exception after a fatal error."""
 
     async def start(self) -> None:
-        """Return when it serves; raise with one clear line."""
+        """Return when the node serves. Raises an error whose message is one line for the user."""
 
     async def stop(self) -> None:
-        """Stop cleanly; idempotent."""
+        """Stop cleanly. Idempotent."""
 
 
 C = TypeVar("C", bound="Config")
 
 
 class Service(NamedTuple, Generic[C]):
-    """One deployable: its module's name, what it is, its configuration, and how its node is made."""
+    """One deployable service. `config_type` returns its configuration class, `make` creates its node."""
 
     module: str
     summary: str
@@ -88,9 +88,9 @@ class Service(NamedTuple, Generic[C]):
 
 
 def main(service: Service[Any], arguments: Sequence[str] | None = None) -> int:
-    """The body of `python -m <module>`; returns the exit code."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read by grpc when it is imported
-    # Structlog imports rich for coloured tracebacks when it finds it: a tenth of a second at every start.
+    """Run a service for `python -m <module>` and return the exit code."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # grpc reads it when it is imported
+    # Without this, structlog imports rich for coloured tracebacks, which costs 0.1 s at every start.
     sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
     options = _parser(service).parse_args(arguments)
     from kipmesh.core.errors import InvalidConfigError
@@ -106,7 +106,7 @@ def main(service: Service[Any], arguments: Sequence[str] | None = None) -> int:
             config_type, file=options.config_file, environment=os.environ, overrides=options.config or ()
         )
     except InvalidConfigError as error:
-        _complain(service, error.message)
+        _print_error(service, error.message)
         return EXIT_USAGE
     from kipmesh.node import logging
 
@@ -126,7 +126,10 @@ def _parser(service: Service[Any]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--config-file", metavar="FILE", type=Path, help="properties file: key=value lines")
     parser.add_argument(
-        "--config", metavar="KEY=VALUE", action="append", help="one key; wins over file and environment; repeatable"
+        "--config",
+        metavar="KEY=VALUE",
+        action="append",
+        help="set one key; overrides file and environment (repeatable)",
     )
     parser.add_argument("--help-config", action="store_true", help="list the configuration keys and exit")
     parser.add_argument("--parent-pipe", action="store_true", help="stop when standard input ends")
@@ -141,13 +144,13 @@ def _print_keys(config_type: type[Config]) -> None:
         print(f"{dotted(name)}\n    {field.description or ''} ({default})")
 
 
-def _complain(service: Service[Any], message: str) -> None:
+def _print_error(service: Service[Any], message: str) -> None:
     line = " ".join(message.split())
     print(f"{service.module}: {line}", file=sys.stderr, flush=True)
 
 
 def one_line(error: BaseException) -> str:
-    """What a person needs to know of an error."""
+    """Return the message of an error for the user, or its type if it has none."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     message = getattr(error, "message", None) or str(error)
@@ -155,7 +158,7 @@ def one_line(error: BaseException) -> str:
 
 
 class _Process:
-    """One run of one node; all of it belongs to the main task."""
+    """One run of one node, in the main task."""
 
     def __init__(self, service: Service[Any], config: ProcessConfig, *, parent_pipe: bool) -> None:
         import structlog
@@ -172,14 +175,14 @@ class _Process:
         try:
             node = self._service.make(self._config)
         except Exception as error:
-            return self._refuse("start", error)
+            return self._fail("start", error)
         probes = None
         try:
             if not self._service.has_own_http:
                 probes = self._start_probes(node)
             lag = asyncio.create_task(_measure_loop_lag(node.registry), name="event-loop-lag")
         except Exception as error:
-            return self._refuse("start", error)
+            return self._fail("start", error)
         try:
             return await self._run_node(node)
         finally:
@@ -191,22 +194,22 @@ class _Process:
         from prometheus_client import ProcessCollector
 
         from kipmesh.core.config.node import parse_http_listener
-        from kipmesh.node.http import Conditions, DiskSpaceCollector, ProbeServer, data_folders
+        from kipmesh.node.http import Conditions, DiskSpaceCollector, ProbeServer, data_directories
 
         ProcessCollector(registry=node.registry)
-        if folders := data_folders(self._config):
-            node.registry.register(DiskSpaceCollector(folders))
+        if directories := data_directories(self._config):
+            node.registry.register(DiskSpaceCollector(directories))
         endpoint = parse_http_listener(self._config.http_listener)
         tls: ProcessTls | None = getattr(node, "tls", None)
         context = None if tls is None else tls.http()
         if context is None and endpoint.name == "HTTPS":
-            raise RuntimeError(f"{self._service.module} has no TLS for http.listener")
+            raise RuntimeError(f"{self._service.module} does not support https:// in http.listener")
         conditions = Conditions(
             lambda: self._is_started, lambda: node.ready, lambda: bool(getattr(node, "in_sync", node.ready))
         )
         probes = ProbeServer(node.registry, conditions, asyncio.get_running_loop(), context)
         bound = probes.start(endpoint.host, endpoint.port)
-        self._log.info("probes are served", host=endpoint.host, port=bound, tls=context is not None)
+        self._log.info("probe server started", host=endpoint.host, port=bound, tls=context is not None)
         return probes
 
     async def _run_node(self, node: Node) -> int:
@@ -222,11 +225,11 @@ class _Process:
             elif (error := start.exception()) is not None:
                 with contextlib.suppress(Exception):
                     await node.stop()
-                return self._refuse("start", error)
+                return self._fail("start", error)
             else:
                 self._is_started = True
                 self._log.info("started")
-                # What lives as long as the process is not looked at by every collection.
+                # Collections need not traverse objects that live until the process ends.
                 gc.collect()
                 gc.freeze()
             await _first_of(stop, failure)
@@ -242,30 +245,30 @@ class _Process:
             async with asyncio.timeout(limit_s):
                 await node.stop()
         except TimeoutError:
-            return self._refuse("stop", TimeoutError(f"not done after {limit_s:g} s"))
+            return self._fail("stop", TimeoutError(f"not finished after {limit_s:g} s"))
         except Exception as error:
-            return self._refuse("stop", error)
+            return self._fail("stop", error)
         self._log.info("stopped")
         return EXIT_OK
 
     async def _abandon(self, node: Node, failure: BaseException) -> int:
-        """The node cannot go on: nothing may look as if it had been stopped cleanly."""
+        """Abort the node after a fatal error. Nothing may be marked as a clean shutdown."""
         abort = getattr(node, "abort", None)
         if abort is not None:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(5):
                     await abort()
-        code = self._refuse("go on", failure)
+        code = self._fail("continue", failure)
         if abort is None:
             sys.stderr.flush()
             os._exit(code)
         return code
 
-    def _refuse(self, what: str, error: BaseException) -> int:
+    def _fail(self, action: str, error: BaseException) -> int:
         expected = type(error).__module__.startswith("kipmesh.") or isinstance(error, OSError)
         if not expected:
-            self._log.error("unexpected error", doing=what, trace="".join(traceback.format_exception(error)))
-        _complain(self._service, f"cannot {what}: {one_line(error)}")
+            self._log.error("unexpected error", action=action, trace="".join(traceback.format_exception(error)))
+        _print_error(self._service, f"cannot {action}: {one_line(error)}")
         return EXIT_FAILED
 
     def _catch_signals(self) -> None:
@@ -278,7 +281,7 @@ class _Process:
 
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set() and number == signal.SIGINT:
-            _complain(self._service, "interrupted while stopping")
+            _print_error(self._service, "interrupted while stopping")
             os._exit(EXIT_FAILED)
         self._stop.set()
 
@@ -295,7 +298,7 @@ class _Process:
 
 
 async def _failure_of(node: Node) -> BaseException:
-    """What ended the node; a node that stops may cancel its future, which is no failure."""
+    """Return the error of `node.failed`. Waits forever if the future is cancelled, because that is a clean stop."""
     try:
         await asyncio.shield(node.failed)
     except asyncio.CancelledError:
@@ -304,7 +307,7 @@ async def _failure_of(node: Node) -> BaseException:
         await asyncio.Event().wait()
     except Exception as error:
         return error
-    return RuntimeError("the node ended by itself")
+    return RuntimeError("the node ended unexpectedly")
 
 
 async def _first_of(*futures: asyncio.Future[Any]) -> None:
@@ -312,12 +315,12 @@ async def _first_of(*futures: asyncio.Future[Any]) -> None:
 
 
 async def _measure_loop_lag(registry: CollectorRegistry) -> None:
-    """How late a timer of the event loop fires: what every request waits on top."""
+    """Observe how late a timer of the event loop fires, which is the extra latency of every request."""
     from prometheus_client import Histogram
 
     histogram = Histogram(
         "kipmesh_runtime_event_loop_lag_seconds",
-        "Lateness of a timer of the event loop",
+        "Delay of a timer of the event loop",
         buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0),
         registry=registry,
     )

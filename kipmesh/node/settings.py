@@ -1,7 +1,7 @@
-"""Where a process's configuration comes from: a properties file, then the environment, then `--config`.
+"""Sources of a process's configuration: a properties file, the environment and `--config`, in increasing precedence.
 
-A later source wins over an earlier one. Environment variables are `KIPMESH_CONFIG_` + the key in upper case with
-dots as underscores. An unknown key or a bad value, in whichever source, is an `InvalidConfigError` with one line.
+An environment variable is `KIPMESH_CONFIG_` plus the key in upper case with underscores for dots. An unknown key or an
+invalid value in any source raises InvalidConfigError with a message of one line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ C = TypeVar("C", bound=Config)
 def load(
     config_type: type[C], *, file: Path | None, environment: Mapping[str, str], overrides: Sequence[str] = ()
 ) -> C:
-    """The configuration of a process; raises InvalidConfigError."""
+    """Return the configuration of a process from all sources. Raises InvalidConfigError."""
     values: dict[str, str] = {}
     if file is not None:
         values |= read_properties(file)
@@ -32,7 +32,10 @@ def load(
 
 
 def read_properties(file: Path) -> dict[str, str]:
-    """Keys and values of a properties file; raises InvalidConfigError."""
+    """Return the keys and values of a properties file.
+
+    Raises InvalidConfigError if it cannot be read, is not UTF-8, exceeds FILE_BYTES_MAX or has an invalid line.
+    """
     try:
         with file.open("rb") as stream:
             raw = stream.read(FILE_BYTES_MAX + 1)
@@ -40,22 +43,22 @@ def read_properties(file: Path) -> dict[str, str]:
     except OSError as error:
         raise InvalidConfigError(f"configuration file {file}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise InvalidConfigError(f"configuration file {file}: not UTF-8") from None
+        raise InvalidConfigError(f"configuration file {file}: must be UTF-8") from None
     if len(raw) > FILE_BYTES_MAX:
-        raise InvalidConfigError(f"configuration file {file}: larger than {FILE_BYTES_MAX} bytes")
+        raise InvalidConfigError(f"configuration file {file}: must have at most {FILE_BYTES_MAX} bytes")
     values = {}
     for number, line in _logical_lines(text):
         key, separator, value = line.partition("=")
         if not separator:
             key, separator, value = line.partition(":")
         if not separator or not key.strip():
-            raise InvalidConfigError(f"configuration file {file}, line {number}: {line!r} is not key=value")
+            raise InvalidConfigError(f"configuration file {file}, line {number}: expected key=value, got {line!r}")
         values[key.strip()] = value.strip()
     return values
 
 
 def _logical_lines(text: str) -> Iterable[tuple[int, str]]:
-    """Lines with their numbers, without comments; a backslash at the end joins the next line, as in Java."""
+    """Yield lines with their numbers, without comments. A trailing backslash joins the next line, as in Java."""
     joined = ""
     first = 0
     for number, line in enumerate(text.splitlines(), start=1):
@@ -74,22 +77,25 @@ def _logical_lines(text: str) -> Iterable[tuple[int, str]]:
 
 
 def write_properties(values: Mapping[str, str], *, title: str) -> str:
-    """The text of a properties file that `read_properties` reads back."""
+    """Return the text of a properties file for `read_properties`, with `title` as a comment.
+
+    Raises InvalidConfigError for a value with a line break or a trailing backslash.
+    """
     lines = [f"# {title}"]
     for key, value in values.items():
         if "\n" in value or "\r" in value or value.endswith("\\"):
-            raise InvalidConfigError(f"configuration key {key!r}: {value!r} cannot be written to a file")
+            raise InvalidConfigError(f"configuration key {key!r}: a properties file cannot contain {value!r}")
         lines.append(f"{key}={value}")
     return "\n".join(lines) + "\n"
 
 
 def variable(key: str) -> str:
-    """The environment variable of a key."""
+    """Return the environment variable of a configuration key."""
     return ENVIRONMENT_PREFIX + key.upper().replace(".", "_")
 
 
 def from_environment(environment: Mapping[str, str], keys: Iterable[str]) -> dict[str, str]:
-    """The keys that the environment sets; raises InvalidConfigError for a variable that is no key's."""
+    """Return the values of `keys` that are set in the environment. Raises InvalidConfigError for an unknown key."""
     by_variable = {variable(key): key for key in keys}
     values = {}
     for name, value in environment.items():
@@ -104,17 +110,17 @@ def from_environment(environment: Mapping[str, str], keys: Iterable[str]) -> dic
 def _refuse_variable(name: str, known: tuple[str, ...]) -> NoReturn:
     from difflib import get_close_matches
 
-    near = get_close_matches(name, known, n=1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    raise InvalidConfigError(f"environment variable {name} is no configuration key of this service{hint}")
+    similar = get_close_matches(name, known, n=1)
+    hint = f" (did you mean {similar[0]}?)" if similar else ""
+    raise InvalidConfigError(f"environment variable {name} is not a configuration key of this service{hint}")
 
 
 def from_overrides(overrides: Sequence[str]) -> dict[str, str]:
-    """From `key=value` texts; raises InvalidConfigError."""
+    """Return keys and values of `--config key=value` options. Raises InvalidConfigError for another form."""
     values = {}
     for text in overrides:
         key, separator, value = text.partition("=")
         if not separator or not key.strip():
-            raise InvalidConfigError(f"--config {text!r} is not key=value")
+            raise InvalidConfigError(f"--config must be key=value, got {text!r}")
         values[key.strip()] = value.strip()
     return values

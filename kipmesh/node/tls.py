@@ -1,4 +1,4 @@
-"""TLS of one process: its files, opened once for all its listeners and clients, and what metrics say of them."""
+"""TLS of one process: certificate files shared by its listeners and clients, and their metrics."""
 
 from __future__ import annotations
 
@@ -18,22 +18,28 @@ if TYPE_CHECKING:
 
 
 class ProcessTls:
-    """What a node has of TLS; without any configured, everything here is None. `close` ends it."""
+    """TLS contexts of one process, until `close`. Without TLS in the configuration, its methods return None.
+
+    Raises InvalidConfigError if the certificates cannot be used.
+    """
 
     def __init__(self, config: NodeConfig | ConsumerServiceConfig, registry: CollectorRegistry) -> None:
-        """Raises InvalidConfigError in one line when the certificates cannot be used."""
         self.files: TlsFiles | None = None
         self._servers: list[ServerTls] = []
         self._config = config
         if not _wants_tls(config):
             return
-        from kipmesh.transport.tls import TlsFiles, TlsPaths  # cryptography: a start without TLS does not pay for it
+        from kipmesh.transport.tls import TlsFiles, TlsPaths  # late: imports cryptography
 
         self.files = TlsFiles(TlsPaths.of(config))
-        registry.register(_TlsCollector(self.files, lambda: sum(one.refused for one in self._servers)))
+        registry.register(_TlsCollector(self.files, lambda: sum(server.refused for server in self._servers)))
 
     def mesh_server(self, listener: str) -> ServerTls | None:
-        """For the gRPC server of a listener. When nodes have TLS among each other, no other way in is for nodes."""
+        """Return the TLS of a gRPC listener, or None for plaintext.
+
+        If the mesh listener has TLS, a plaintext listener gets one too, which refuses requests that only nodes may
+        send.
+        """
         config = self._config
         if self.files is None or not isinstance(config, NodeConfig):
             return None
@@ -48,13 +54,13 @@ class ProcessTls:
         return server
 
     def mesh_client(self) -> TlsFiles | None:
-        """For connections to brokers and controllers."""
+        """Return the certificate files for connections to brokers and controllers, or None for plaintext."""
         config = self._config
         wants = config.mesh_has_tls if isinstance(config, NodeConfig) else config.security_protocol == "SSL"
         return self.files if wants else None
 
     def http(self, *, alpn: tuple[str, ...] = ()) -> ServerContext | None:
-        """The context of `http.listener`, None for one in plaintext."""
+        """Return the context of `http.listener`, or None for plaintext. `alpn`: protocol names to offer."""
         if self.files is None or self._config.http_endpoint.name != "HTTPS":
             return None
         from kipmesh.transport.tls import ServerContext
@@ -65,7 +71,7 @@ class ProcessTls:
         return ServerContext(self.files, client_auth=client_auth, alpn=alpn)
 
     def close(self) -> None:
-        """Look at the files no more; idempotent."""
+        """Stop watching the files. Idempotent."""
         if self.files is not None:
             self.files.close()
 
@@ -87,20 +93,20 @@ class _TlsCollector(Collector):
         files, current = self._files, self._files.current
         expiry = GaugeMetricFamily(
             "kipmesh_tls_certificate_expiry_timestamp_seconds",
-            "When the certificates in use expire: the own one, and the first of the authorities.",
+            "Expiry of the process's certificate, and the earliest expiry of its authorities.",
             labels=["certificate"],
         )
         for label, at_s in (("own", current.not_after_s), ("authority", current.authorities_not_after_s)):
             if at_s is not None:
                 expiry.add_metric([label], at_s)
         yield expiry
-        text = "1 while the certificate files cannot be used and those before are."
+        text = "1 while changed certificate files are invalid and the previous ones stay in use."
         yield GaugeMetricFamily("kipmesh_tls_files_bad", text, value=float(files.is_bad))
         reloads = CounterMetricFamily(
-            "kipmesh_tls_reloads", "Changes of the certificate files, by what became of them.", labels=["result"]
+            "kipmesh_tls_reloads", "Changes of the certificate files, by result.", labels=["result"]
         )
         reloads.add_metric(["used"], files.reloads)
         reloads.add_metric(["refused"], files.failures)
         yield reloads
-        text = "Requests for nodes that came from others."
+        text = "Requests refused because only nodes may send them."
         yield CounterMetricFamily("kipmesh_tls_requests_refused", text, value=self._refused())

@@ -1,8 +1,8 @@
-"""The metadata quorum, as brokers and the active controller meet it: one log that is reliable, and who leads it.
+"""Simulated metadata quorum: one reliable log and its leader, as brokers and the active controller use them.
 
-Raft itself is what `simulation.quorum` is about. Here a leader appends, its records are committed a while later, and
-when another leads, some of what was not committed yet is gone. The active controller is production code, from the
-service that takes its requests down to the image. Brokers hear of commits and leaders late.
+`simulation.quorum` simulates Raft itself. Here a leader appends, its records are committed later, and a new leader
+loses some of the uncommitted ones. The active controller is production code, from the request handlers to the image.
+Brokers are notified of commits and leaders with a delay.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, cast
 from prometheus_client import CollectorRegistry
 
 from kipmesh.controller.active import ActiveController
+from kipmesh.controller.decision_queue import ControllerParts, DecideWith
 from kipmesh.controller.handlers import controller_pipeline
 from kipmesh.controller.metrics import ControllerMetrics
-from kipmesh.controller.owner import ControllerParts, DecideWith
 from kipmesh.core.config import Voter
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
@@ -32,14 +32,14 @@ _METRICS = ControllerMetrics(CollectorRegistry())
 
 
 class Entry(NamedTuple):
-    """A batch of the log."""
+    """A batch of the metadata log, and its end offset."""
 
     batch: bytes
     end_offset: int
 
 
 class Leadership:
-    """A controller's driver and loader while it leads: the parts that `ActiveController` uses."""
+    """Driver and loader of a leading controller, with the parts that `ActiveController` uses."""
 
     def __init__(self, quorum: Quorum, node_id: int, epoch: int) -> None:
         self.quorum = quorum
@@ -53,9 +53,9 @@ class Leadership:
             self.image.replay(entry.batch, MetadataDelta())
 
     def append(self, batch: bytes, epoch: int) -> None:
-        """See QuorumDriver; it is committed some time later."""
+        """See QuorumDriver. The batch is committed later. Raises KafkaError(NOT_CONTROLLER)."""
         if self.quorum.leadership is not self:
-            raise KafkaError(ErrorCode.NOT_CONTROLLER, "another controller leads")
+            raise KafkaError(ErrorCode.NOT_CONTROLLER, "another controller is the leader")
         end = parse_header(batch).next_offset
         self.replica.log.log_end_offset = end
         self.pending.append(Entry(batch, end))
@@ -69,7 +69,7 @@ class Leadership:
 
 
 class ControllerNode:
-    """One of three, which lead in turn."""
+    """One of three controllers, at most one of which is active."""
 
     def __init__(self, quorum: Quorum, node_id: int) -> None:
         self.quorum = quorum
@@ -124,20 +124,20 @@ class ControllerNode:
         self.active.start()
 
     def resign(self) -> None:
-        """It has learned that another leads."""
+        """Stop being active, because another leader was elected."""
         active, self.active = self.active, None
         if active is not None:
-            active.end(KafkaError(ErrorCode.NOT_CONTROLLER, "another controller leads"))
+            active.end(KafkaError(ErrorCode.NOT_CONTROLLER, "another controller is the leader"))
 
     def stop(self) -> None:
-        """Its process ends."""
+        """End the process."""
         process, self.process, self.active = self.process, None, None
         if process is not None:
             process.end()
 
 
 class Quorum:
-    """See the module."""
+    """Simulated metadata quorum, see the module."""
 
     def __init__(self, network: SimNetwork, settings: Settings, checker: Checker) -> None:
         self.network = network
@@ -147,52 +147,52 @@ class Quorum:
         self.settings = settings
         self.checker = checker
         self.listeners: dict[int, Callable[[int, Voter | None, int], None]] = {}
-        """What each broker hears: the end of what is committed, the leader and its epoch."""
+        """Callback per broker for the committed end, the leader and its epoch."""
         self.committed: list[Entry] = []
         self.epoch = 0
         self.leadership: Leadership | None = None
         self.nodes = {node_id: ControllerNode(self, node_id) for node_id in CONTROLLER_IDS}
-        self.hear_max_ms = self.rng.choice((5.0, 30.0, 150.0))
-        """How late brokers hear of what is committed, at most, when nothing else is in the way."""
+        self.notify_max_ms = self.rng.choice((5.0, 30.0, 150.0))
+        """Maximum delay of notifications to brokers, without other faults."""
         self._voters = {voter.id: voter for voter in settings.controller_config(CONTROLLER_IDS[0]).voters}
         self._busy_until_ms = 0.0
-        self._telling: set[int] = set()
+        self._notifying: set[int] = set()
 
     @property
     def end(self) -> int:
-        """After the last committed record."""
+        """Offset after the last committed record."""
         return self.committed[-1].end_offset if self.committed else 0
 
     @property
     def leader_id(self) -> int:
-        """-1 for nobody."""
+        """Id of the leader, or -1."""
         return self.leadership.node_id if self.leadership is not None else -1
 
     @property
     def leader(self) -> Voter | None:
-        """Who leads, as brokers are told."""
+        """The leader as brokers are notified of it, or None."""
         return self._voters.get(self.leader_id)
 
     def begin(self) -> None:
-        """Start all of them; the first leads."""
+        """Start all controllers and elect the first one."""
         for node in self.nodes.values():
             node.boot()
         self.elect(CONTROLLER_IDS[0])
 
     def elect(self, node_id: int) -> None:
-        """Another leads: what is not committed is kept in part."""
+        """Elect a leader. A random part of the uncommitted records survives."""
         before, node = self.leadership, self.nodes[node_id]
         if before is not None:
-            self._depose(before)
-        if node.process is None or node.process.loop.is_stopped:
+            self._end_leadership(before)
+        if node.process is None or node.process.loop.is_paused:
             return
         self.epoch += 1
         self.counts["controller elections"] += 1
         self.leadership = leadership = Leadership(self, node_id, self.epoch)
         node.process.loop.deliver(lambda: node.lead(leadership))
-        self.tell_all()
+        self.notify_all()
 
-    def _depose(self, before: Leadership) -> None:
+    def _end_leadership(self, before: Leadership) -> None:
         kept = self.rng.randint(0, len(before.pending)) if before.pending else 0
         self.counts["metadata batches lost"] += len(before.pending) - kept
         for entry in before.pending[:kept]:
@@ -203,13 +203,13 @@ class Quorum:
             node.process.loop.deliver(node.resign)
 
     def depose(self) -> None:
-        """Nobody leads for a while."""
+        """Leave the quorum without a leader."""
         if self.leadership is not None:
-            self._depose(self.leadership)
-            self.tell_all()
+            self._end_leadership(self.leadership)
+            self.notify_all()
 
     def commit_later(self, leadership: Leadership) -> None:
-        """In the order of the appends."""
+        """Commit the next pending record after a delay, in append order."""
         engine = self.engine
         due_ms = max(self._busy_until_ms, engine.now_ms + self.rng.uniform(0.5, engine.conditions.commit_max_ms))
         self._busy_until_ms = due_ms
@@ -225,27 +225,27 @@ class Quorum:
         if node.process is not None and node.active is not None:
             active = node.active
             node.process.loop.deliver(lambda: active.committed(entry.end_offset))
-        self.tell_all()
+        self.notify_all()
 
     def _commit(self, entry: Entry) -> None:
         self.committed.append(entry)
         self.checker.commit_metadata(entry.batch)
 
-    # -- what brokers hear
+    # -- notifications to brokers
 
-    def tell_all(self) -> None:
-        """Brokers hear of it, late."""
+    def notify_all(self) -> None:
+        """Notify all brokers after a delay."""
         for broker_id in self.listeners:
-            if broker_id not in self._telling:
-                self._telling.add(broker_id)
-                self.engine.after(self.rng.uniform(0.5, self.hear_max_ms), partial(self._told, broker_id))
+            if broker_id not in self._notifying:
+                self._notifying.add(broker_id)
+                self.engine.after(self.rng.uniform(0.5, self.notify_max_ms), partial(self._notify, broker_id))
 
-    def _told(self, broker_id: int) -> None:
+    def _notify(self, broker_id: int) -> None:
         conditions = self.engine.conditions
         source = self.leader_id if self.leader_id >= 0 else CONTROLLER_IDS[0]
         is_lost = bool(conditions.loss) and self.rng.random() < conditions.loss
         if {(source, broker_id), (broker_id, source)} & conditions.blocked or is_lost:
-            self.engine.after(60, lambda: self._told(broker_id))
+            self.engine.after(60, lambda: self._notify(broker_id))
             return
-        self._telling.discard(broker_id)
+        self._notifying.discard(broker_id)
         self.listeners[broker_id](len(self.committed), self.leader, self.epoch)

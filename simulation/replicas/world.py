@@ -1,4 +1,4 @@
-"""One run of the simulation: brokers, controllers, network, clients, faults and checker of one seed."""
+"""One run of the replication simulator: brokers, controllers, network, clients, faults and checker of a seed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from kipmesh.controller import owner
+from kipmesh.controller import decision_queue
 from kipmesh.messages import CreatableReplicaAssignment, CreatableTopic, CreateTopicsRequest
 from kipmesh.node.quorum import pacing
 from kipmesh.storage import log_manager
@@ -24,13 +24,14 @@ from simulation.replicas.settings import VIRTUAL_MS, Settings
 from simulation.replicas.transport import SimNetwork
 
 SETTLE_MS = 1_000.0
-"""What followers and consumers are given for a record that came late, and how often a run goes on for one."""
+"""Extra time for followers and consumers after the last commit."""
 SETTLE_TIMES = 5
-_SLICED: tuple[Any, ...] = (pacing, owner)
+"""Maximum number of extensions by SETTLE_MS."""
+_SLICED: tuple[Any, ...] = (pacing, decision_queue)
 
 
 class World(BaseWorld):
-    """Everything of one seed; tests choose some of it."""
+    """All parts of one seed. Tests may fix some of the sizes."""
 
     NAME = "simulation.replicas"
     LEADER_CHANGES = "elections"
@@ -50,7 +51,7 @@ class World(BaseWorld):
         self.network = network = SimNetwork(engine)
         self.checker = checker = Checker(engine, settings)
         self.quorum = quorum = Quorum(network, settings, checker)
-        self.brokers = {one: SimBroker(quorum, settings, checker, one) for one in settings.broker_ids}
+        self.brokers = {node_id: SimBroker(quorum, settings, checker, node_id) for node_id in settings.broker_ids}
         self.producers = [Producer(network, settings, checker, number) for number in range(1, 3)]
         racks = (*limits.RACKS, "")
         self.consumers = [
@@ -69,7 +70,7 @@ class World(BaseWorld):
 
     def run(self) -> None:
         """See BaseWorld."""
-        with virtual():
+        with deterministic():
             try:
                 self._run()
             finally:
@@ -80,9 +81,9 @@ class World(BaseWorld):
         self.quorum.begin()
         for broker in self.brokers.values():
             broker.boot()
-        self._when_all_are_there()
-        for each in self.clients:
-            each.start()
+        self._create_topic_when_ready()
+        for client in self.clients:
+            client.start()
         self.faults.begin(self.fault_every_ms)
         engine.run_until(limits.PRODUCE_UNTIL_MS)
         for producer in self.producers:
@@ -91,29 +92,29 @@ class World(BaseWorld):
         for _ in range(SETTLE_TIMES):
             engine.run_until(max(VIRTUAL_MS, self.checker.committed_ms + SETTLE_MS))
         engine.check_problems()
-        waiting = self.checker.converged()
-        for each in self.clients:
-            each.check_at_end(waiting)
-        engine.counts["committed"] = sum(truth.end for truth in self.checker.truths)
+        blocked = self.checker.check_converged()
+        for client in self.clients:
+            client.check_at_end(blocked)
+        engine.counts["committed"] = sum(committed.end for committed in self.checker.committed)
 
     def _end(self) -> None:
-        """Let everything go."""
+        """Stop all processes without writing."""
         for process in list(self.network.processes.values()):
             process.loop.kill()
         for broker in self.brokers.values():
             if broker.parts is not None:
                 broker.parts.manager.abandon()
 
-    def _when_all_are_there(self) -> None:
-        """Create the topic as soon as no broker is fenced."""
-        here = [one for one in self.checker.image.brokers.values() if not one.fenced]
-        if len(here) < len(self.brokers):
-            self.engine.after(10, self._when_all_are_there)
+    def _create_topic_when_ready(self) -> None:
+        """Create the topic when no broker is fenced."""
+        unfenced = [broker for broker in self.checker.image.brokers.values() if not broker.fenced]
+        if len(unfenced) < len(self.brokers):
+            self.engine.after(10, self._create_topic_when_ready)
         else:
             self.producers[0].spawn(self._create_topic())
 
     async def _create_topic(self) -> None:
-        """Each partition on brokers of its own."""
+        """Assign each partition to random brokers."""
         rng, ids = self.engine.rng, list(self.brokers)
         count = min(len(ids), rng.choice((2, 3, 3, 3, 4)))
         assignments = [
@@ -124,12 +125,12 @@ class World(BaseWorld):
         connection = self.producers[0].process.pool.get(limits.address_of(limits.CONTROLLER_IDS[0]))
         response = await connection.call("Admin", "CreateTopics", CreateTopicsRequest([topic], 1000), 1.0)
         if response.topics[0].error_code:
-            self.engine.report(f"the topic was not made: {response}")
+            self.engine.report(f"CreateTopics failed: {response}")
 
 
 @contextlib.contextmanager
-def virtual() -> Iterator[None]:
-    """Nothing depends on the machine: slices of real time have no end, logs are closed in turn. Nothing is logged."""
+def deterministic() -> Iterator[None]:
+    """Make production code independent of the machine: no time slices, one closing thread, no logging."""
     slices, threads = pacing.SLICE_S, log_manager._CLOSING_THREADS
     was_configured, config = structlog.is_configured(), structlog.get_config()
     for module in _SLICED:
@@ -148,5 +149,5 @@ def virtual() -> Iterator[None]:
 
 
 def run_seed(seed: int) -> Outcome:
-    """Run one seed; see `run_world`."""
+    """Run one seed, see `run_world`."""
     return run_world(World(seed))

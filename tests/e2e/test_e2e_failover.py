@@ -21,8 +21,8 @@ SESSION_S = 400
 GAP_S = 25.0
 """Not a measurement (that is bench.failover): a machine that does much else must pass, one that waits for a
 time-out (of a request: 30 s) must not."""
-GONE = "a broker is gone"
-BROKE = "connection of a broker broke"
+GONE = "broker lost"
+BROKE = "broker disconnected"
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ def has_followed(node: QuorumNode, offset: int, epoch: int) -> bool:
     """Whether a node's log says, after `offset`, that it followed somebody in an epoch after this one."""
     said = [json.loads(line) for line in lines_of(node, offset) if line.startswith("{")]
     return any(
-        one["event"] == "metadata quorum" and one["state"] == "follower" and one["epoch"] > epoch for one in said
+        one["event"] == "quorum state changed" and one["state"] == "follower" and one["epoch"] > epoch for one in said
     )
 
 

@@ -1,7 +1,7 @@
-"""A controller's handlers: one coroutine per API, named as the API, in a module per subject.
+"""Request handlers of a controller: one coroutine per API, named after the API, in one module per subject.
 
-`make_handlers` collects them from every module of this package. An API without a coroutine here is one decision of
-`MetadataController`: its method of the same name. A coroutine takes the controller's parts, the request, the context.
+A coroutine takes the controller's parts, the request and the context. `make_handlers` collects the coroutines of all
+modules of this package. An API without a coroutine is one decision: the method of `MetadataController` with its name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import partial
 from operator import methodcaller
 from typing import Any
 
-from kipmesh.controller.owner import ControllerParts
+from kipmesh.controller.decision_queue import ControllerParts
 from kipmesh.core.context import RequestContext
 from kipmesh.core.metadata.controller import MetadataController
 from kipmesh.messages.table import APIS, BROKER_HEARTBEAT, QUORUM, Api, Role
@@ -19,17 +19,20 @@ from kipmesh.transport.metrics import RequestMetrics
 from kipmesh.transport.pipeline import Handler, Pipeline, coroutines_in, pipeline_of
 
 _FUNCTIONS = coroutines_in(sys.modules[__name__])
-"""By name; collected at import, so that serving loads no further modules."""
+"""Coroutines by name; collected at import, so that the first request does not have to load modules."""
 
 
 def make_handlers(controller: ControllerParts) -> dict[Api, Handler]:
-    """Return the handler of every API that the active controller decides."""
+    """Return the handlers of all APIs that the active controller serves.
+
+    Raises LookupError if an API has neither a coroutine nor a method of `MetadataController`.
+    """
     handlers: dict[Api, Handler] = {}
     for api in APIS:
         if api.role in (Role.CONTROLLER, Role.FORWARDED) and api.service is not QUORUM:
             function = _FUNCTIONS.get(api.method)
             if function is None and not hasattr(MetadataController, api.method):
-                raise LookupError(f"no handler for {api.name} in {__name__}")
+                raise LookupError(f"{api.name} has no handler: define {api.method} in {__name__}")
             handlers[api] = partial(function or partial(_decide, api), controller)
     return handlers
 
@@ -37,7 +40,10 @@ def make_handlers(controller: ControllerParts) -> dict[Api, Handler]:
 def controller_pipeline(
     controller: ControllerParts, quorum: object | None = None, metrics: RequestMetrics | None = None
 ) -> Pipeline:
-    """Return the pipeline of a controller. `quorum` has the handlers of the service Quorum."""
+    """Return the request pipeline of a controller.
+
+    Args: quorum: object with the handlers of the gRPC service Quorum, None to serve none; metrics: counts requests.
+    """
     handlers = make_handlers(controller)
     if quorum is not None:
         handlers |= pipeline_of({QUORUM.name: quorum}).handlers

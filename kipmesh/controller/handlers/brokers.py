@@ -1,18 +1,18 @@
-"""BrokerRegistration (62) and BrokerHeartbeat (63): what depends on the controller's clock and on connections."""
+"""BrokerRegistration (62) and BrokerHeartbeat (63) on the active controller."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from kipmesh import messages as m
-from kipmesh.controller.owner import ControllerParts
+from kipmesh.controller.decision_queue import ControllerParts
 from kipmesh.core.context import RequestContext
 
 
 async def broker_registration(
     controller: ControllerParts, request: m.BrokerRegistrationRequest, context: RequestContext
 ) -> Any:
-    """Register a broker."""
+    """Register a broker and start its session."""
     return await controller.do(
         "BrokerRegistration", lambda core: core.brokers.register(request, controller.now_ms(), controller.next_offset())
     )
@@ -21,7 +21,7 @@ async def broker_registration(
 async def broker_heartbeat(
     controller: ControllerParts, request: m.BrokerHeartbeatRequest, context: RequestContext
 ) -> Any:
-    """Keep a broker's session. The stream that brings the heartbeats is the broker's from now on."""
+    """Renew a broker's session, and record the stream of this heartbeat as the broker's."""
     stream = context.stream
     if stream:
         controller.heartbeat_streams[stream] = request.broker_id

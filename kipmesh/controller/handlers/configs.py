@@ -1,6 +1,7 @@
-"""IncrementalAlterConfigs (44) and AlterConfigs (33). A changed configuration may allow elections that waited for it.
+"""IncrementalAlterConfigs (44) and AlterConfigs (33) on the active controller.
 
-AlterConfigs sets the keys of the request and removes all others of the resource.
+AlterConfigs sets the keys of the request and deletes all other keys of the resource. Pending elections are retried
+after each change, because the new configuration may allow them.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from kipmesh.controller.owner import ControllerParts, DecideWith
+from kipmesh.controller.decision_queue import ControllerParts, DecideWith
 from kipmesh.core.config.base import AlterOperation, ResourceType
 from kipmesh.core.context import RequestContext
 from kipmesh.core.errors import ErrorCode
@@ -21,12 +22,12 @@ from kipmesh.messages.apis.admin import configs
 async def incremental_alter_configs(
     controller: ControllerParts, request: configs.IncrementalAlterConfigsRequest, context: RequestContext
 ) -> Any:
-    """Set or delete single keys."""
+    """Set or delete single configuration keys of resources."""
     return await _alter(controller, "IncrementalAlterConfigs", lambda core: core.incremental_alter_configs(request))
 
 
 async def alter_configs(controller: ControllerParts, request: m.AlterConfigsRequest, context: RequestContext) -> Any:
-    """Replace configurations."""
+    """Replace all configuration keys of resources."""
     return await _alter(controller, "AlterConfigs", lambda core: _replace(core, request))
 
 
@@ -41,7 +42,7 @@ def _replace(core: MetadataController, request: m.AlterConfigsRequest) -> Decisi
     changes = [_changes(core, one) for one in request.resources if times[_key(one)] == 1]
     decision = core.incremental_alter_configs(configs.IncrementalAlterConfigsRequest(changes, request.validate_only))
     results = iter(decision.response.responses)
-    code, message = ErrorCode.INVALID_REQUEST, "the request has the resource more than once"
+    code, message = ErrorCode.INVALID_REQUEST, "the request contains this resource more than once"
     responses = [
         next(results) if times[_key(one)] == 1 else configs.AlterConfigsResourceResponse(code, message, *_key(one))
         for one in request.resources
@@ -54,9 +55,9 @@ def _key(resource: m.ReplacedConfigsResource) -> tuple[int, str]:
 
 
 def _changes(core: MetadataController, resource: m.ReplacedConfigsResource) -> configs.AlterConfigsResource:
-    """Return the changes of single keys that make the configuration what the request states."""
+    """Return the single-key changes that turn the current configuration of `resource` into the requested one."""
     kind, name = _key(resource)
-    number = name.lstrip("0") or name[:1]  # "01" is broker 1, as for changes of single keys
+    number = name.lstrip("0") or name[:1]  # "01" is broker 1, as in IncrementalAlterConfigs
     before = core.image.broker_config(number) if kind == ResourceType.BROKER else core.image.topic_config(name)
     named = {one.name for one in resource.configs}
     changes = [configs.AlterableConfig(one.name, AlterOperation.SET, one.value) for one in resource.configs]

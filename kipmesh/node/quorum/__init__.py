@@ -1,6 +1,6 @@
-"""The metadata quorum in a process: the driver of `kipmesh.core.raft.machine` over gRPC, files and threads.
+"""One replica of the metadata quorum, on controllers and brokers: gRPC, files and threads for `kipmesh.core.raft`.
 
-Controllers and brokers share all of it. `driver` does what the machine says. `transport` sends its requests to the
-other voters; `service` responds to theirs and serves snapshots; `snapshot_fetcher` fetches one. `loader` keeps the
-image of the committed metadata, `snapshot_maker` makes snapshots of it.
+`driver` executes the effects of the state machine. `transport` sends requests to voters, `service` serves requests and
+snapshots, `snapshot_fetcher` fetches a snapshot. `loader` maintains the image of the committed metadata and
+`snapshot_maker` writes snapshots of it.
 """

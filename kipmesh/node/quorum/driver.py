@@ -1,14 +1,13 @@
-"""The driver of the metadata quorum: does what `kipmesh.core.raft.machine` says, with files, gRPC and threads.
+"""Driver of the metadata quorum: executes the effects of `kipmesh.core.raft.machine` with files, gRPC and threads.
 
-Theory of operation. Events wait in a queue. A step, and the step that follows a change of the log, runs to its end in
-the event loop without giving way, so `append` is a plain call. Only `PersistElection` takes the loop's way out: it is
-written on a thread, and the rest of its step and every later event wait for it. `Flush` runs on another thread beside
-the steps; those asked for while one runs are one. The durable end of the log is read when the machine is told, never
-before, for the log may have been cut in between. A fetched snapshot takes the log's place between two steps.
+Events are queued. A step, and the step that follows a change of the log, runs without yielding to the event loop, so
+`append` is a plain call. The exception is `PersistElection`: it is written on a thread, and the rest of the step and
+all later events wait for it. `Flush` runs on another thread in parallel. The durable log end is read when its event is
+handled, because the log may be truncated before. A fetched snapshot is installed between two steps.
 
-Invariants: effects are done in the machine's order; nobody outside learns of a state, an epoch or a high watermark
-before what it rests on is durable; after the first failure that is for good (`on_failure`, called once), and after
-`stop`, nothing is stepped, sent or written any more, and whoever waits is answered.
+Invariants: effects are executed in the machine's order. A state, an epoch or a high watermark is visible outside only
+after everything it depends on is durable. After the first fatal failure and after `stop`, the driver steps, sends and
+writes nothing, and all pending requests have a response.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import KW_ONLY, InitVar, dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import structlog
 
@@ -38,21 +37,26 @@ from kipmesh.storage.quorum.quorum_replica import QuorumReplica
 from kipmesh.transport.grpc.client import ConnectionPool
 
 log = structlog.get_logger(__name__)
+_T = TypeVar("_T")
 
 FETCH_BYTES_MAX = 2 << 20
-"""Of one Fetch, asked for or answered: what a step reads or appends at most, but for a greater batch."""
+"""Maximum bytes of one Fetch, requested or served. A single batch may be larger."""
 FETCH_WAIT_MS_MAX = 500
 RESIGN_WAIT_S = 0.3
+"""Maximum time for voters to acknowledge EndQuorumEpoch when this node stops."""
 STALL_MS = 50
+"""Delay of a timer after which the event loop counts as stalled."""
 GRACE_S = 0.01
+"""Extra time to read pending responses after a stall."""
 RETRY_S = 0.1
+"""Time between attempts to flush to a full disk."""
 
-Waiting = Callable[[], raft.Event | None]
-"""An event that is made when its turn comes; None when there is nothing to say any more."""
+DeferredEvent = Callable[[], raft.Event | None]
+"""Creates an event at the moment it is handled, or returns None if it is obsolete."""
 
 
 def raft_config(config: NodeConfig) -> RaftConfig:
-    """The quorum's configuration as a node has it; a node that is not among the voters observes."""
+    """Return the configuration of a quorum replica. A node that is not in `controller.quorum.voters` is an observer."""
     fetch_timeout_ms = config.controller_quorum_fetch_timeout_ms
     return RaftConfig(
         node_id=config.node_id,
@@ -69,41 +73,40 @@ def raft_config(config: NodeConfig) -> RaftConfig:
 
 
 class QuorumListener(Protocol):
-    """Told of what happens, in the event loop, within a step: it must be quick, and must not call `append`."""
+    """Receives the driver's notifications within a step: it must return quickly and must not call `append`."""
 
     def state_changed(self, state: State, epoch: int, leader_id: int) -> None:
-        """Another state, epoch or leader (-1 unknown); also once at the start."""
+        """Called at the start, and when state, epoch or leader (-1: unknown) changes."""
         ...
 
     def committed(self, high_watermark: int) -> None:
-        """The high watermark rose."""
+        """Called when the high watermark has advanced."""
         ...
 
     def truncated(self, offset: int) -> None:
-        """The log was cut, it ends at `offset`."""
+        """Called after the log was truncated to the end offset `offset`."""
         ...
 
     def snapshot_installed(self, snapshot_id: m.SnapshotId) -> None:
-        """A fetched snapshot took the log's place (630-12)."""
+        """Called after a fetched snapshot has replaced the log (630-12)."""
         ...
 
 
 class Alarm:
-    """The driver's one timer: it wakes the machine when the machine wants to be woken.
+    """The driver's only timer: calls `on_due` at the machine's next deadline.
 
-    A loop that stood still (a large image, a busy machine) finds its timer overdue and the responses of meanwhile
-    unread. The alarm then waits a moment more, once, so that a leader is not given up whose response is in the
-    socket already.
+    After a stall of the event loop (a large image, a busy machine) the timer fires before the responses that arrived
+    meanwhile are read. The alarm then waits GRACE_S once, so that the node does not abandon a leader that has
+    responded.
     """
 
     def __init__(self, on_due: Callable[[], None]) -> None:
-        """`on_due` is called at the time that was set, or a little later, and may set another."""
         self._on_due = on_due
         self._handle: asyncio.TimerHandle | None = None
         self._due_ms = 0
 
     def set(self, due_ms: int | None) -> None:
-        """Be there at `due_ms` of the monotonic clock; one that is set for earlier stays, and is set again then."""
+        """Schedule the alarm for `due_ms` (monotonic clock). An earlier alarm stays; its callback sets the next one."""
         if due_ms is None or (self._handle is not None and self._due_ms <= due_ms):
             return
         self.cancel()
@@ -112,14 +115,14 @@ class Alarm:
         self._handle = asyncio.get_running_loop().call_later(wait_s, self._fire, True)
 
     def cancel(self) -> None:
-        """Do not call."""
+        """Cancel the alarm if it is set."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
 
-    def _fire(self, gives_way: bool) -> None:
+    def _fire(self, may_wait: bool) -> None:
         self._handle = None
-        if gives_way and monotonic_ms() - self._due_ms > STALL_MS:
+        if may_wait and monotonic_ms() - self._due_ms > STALL_MS:
             self._handle = asyncio.get_running_loop().call_later(GRACE_S, self._fire, False)
         else:
             self._on_due()
@@ -127,11 +130,10 @@ class Alarm:
 
 @dataclass(eq=False, repr=False)
 class Flusher:
-    """Flushes of the metadata log on a thread, one at a time: requests while one runs are served by one more.
+    """Flushes the metadata log on a thread, one flush at a time.
 
-    A flush that finds no room is tried again; any other failure is final (`Log.failed`).
-
-    `on_flushed`: the recovery point moved as far as it could, read it now.
+    Requests that arrive during a flush share the next one. A flush that fails because the disk is full is retried; any
+    other failure is fatal (`Log.failed`). `on_flushed` is called after each flush has advanced the recovery point.
     """
 
     replica: QuorumReplica
@@ -145,7 +147,7 @@ class Flusher:
         self._task: asyncio.Task[None] | None = None
 
     def flush(self) -> None:
-        """Everything that is in the log now is to be durable."""
+        """Make the current content of the log durable."""
         self._is_wanted = True
         if self._task is None and not self.has_ended:
             self._task = asyncio.create_task(self._flush_all())
@@ -160,7 +162,7 @@ class Flusher:
                 except StorageError as error:
                     if self.replica.log.failed is not None:
                         raise
-                    log.error("the metadata log is not flushed, trying again", error=error.message)
+                    log.error("metadata log flush failed, retrying", error=error.message)
                     self._is_wanted = True
                     await asyncio.sleep(RETRY_S)
                 else:
@@ -171,18 +173,22 @@ class Flusher:
             self._task = None
 
     def end(self) -> None:
-        """Begin no other flush."""
+        """Start no further flush."""
         self.has_ended = True
 
     async def ended(self) -> None:
-        """Wait for the flush that runs."""
+        """Wait for the running flush, if any."""
         if self._task is not None:
             await asyncio.wait([self._task])
 
 
 @dataclass(eq=False, repr=False)
 class QuorumDriver:
-    """See the module. Made, used and stopped in one event loop."""
+    """Runs one replica of the quorum within one event loop. See the module.
+
+    Args: listener: receives state, commits and log changes; on_failure: called once, with the first fatal error;
+    jitter: returns a random number in [0, 1) for election timeouts.
+    """
 
     config: RaftConfig
     voters: tuple[Voter, ...]
@@ -196,32 +202,35 @@ class QuorumDriver:
     def __post_init__(self, jitter: Callable[[], float] | None) -> None:
         self.machine = self.replica.machine(self.config)
         self.corrupt_snapshots = 0
-        """Snapshots that came from a leader and were none (630-12)."""
+        """Number of fetched snapshots that failed validation (630-12)."""
         self.state = self.machine.state
         self.election = self.machine.advertised_election
-        """As far as listeners and peers know; epoch and leader of the latest `state_changed`."""
+        """Epoch and leader of the latest `state_changed`, which listeners and peers may know."""
         self.high_watermark = max(0, self.machine.high_watermark)
-        """Everything below is committed, as far as this node knows."""
-        self._jitter = jitter or random.SystemRandom().random  # the shared state is for programs to seed
+        """End offset of the records that this node knows to be committed."""
+        self._jitter = jitter or random.SystemRandom().random  # programs may seed the shared generator
         self._transport = Transport(self.voters, self.pool, self.post, self._fail)
-        self._executor = ThreadPoolExecutor(2, thread_name_prefix="quorum")  # an election does not wait for a flush
-        self._queue: deque[raft.Event | Waiting] = deque()
+        # Two threads, because an election must not wait for a flush.
+        self._executor = ThreadPoolExecutor(2, thread_name_prefix="quorum")
+        self._queue: deque[raft.Event | DeferredEvent] = deque()
         self._effects: deque[raft.Effect] = deque()
-        self._following: raft.Event | None = None
+        self._next: raft.Event | None = None
+        """Result of the last change of the log; handled before the queue."""
         self._is_stepping = False
         self._persisting: asyncio.Task[None] | None = None
         self._flusher = Flusher(self.replica, self._executor, self._flushed, self._fail)
         self._alarm = Alarm(self._wake)
-        self._open: dict[int, tuple[raft.Request, asyncio.Future[raft.Response]]] = {}
+        self._pending: dict[int, tuple[raft.Request, asyncio.Future[raft.Response]]] = {}
         self._request_ids = 0
         self._appended: int | KafkaError | None = None
         self.fetcher: SnapshotFetcher | None = None
         self._installing: asyncio.Future[bool] | None = None
-        self._successors_told: asyncio.Future[None] | None = None
+        self._resigned: asyncio.Future[None] | None = None
+        """Completes when all voters have acknowledged the resignation."""
         self._stopping: asyncio.Task[None] | None = None
         self._is_started = self.has_ended = False
 
-    # -- what is so
+    # -- state
 
     @property
     def is_leader(self) -> bool:
@@ -230,18 +239,18 @@ class QuorumDriver:
 
     @property
     def epoch(self) -> int:
-        """The latest epoch."""
+        """The epoch of `election`."""
         return self.election.epoch
 
     @property
     def leader(self) -> Voter | None:
-        """Who leads the epoch, None unknown."""
+        """The leader of `epoch`, or None if unknown."""
         return next((voter for voter in self.voters if voter.id == self.election.leader_id), None)
 
     # -- for the node
 
     def start(self) -> None:
-        """The first step."""
+        """Notify the listener of the initial state and run the first step."""
         self._is_started = True
         self.listener.state_changed(self.state, self.epoch, self.election.leader_id)
         try:
@@ -252,17 +261,17 @@ class QuorumDriver:
         self._run()
 
     def append(self, batch: bytes, epoch: int) -> int:
-        """Append as the leader of `epoch`, as one batch; gives the log end after it. It counts once that is committed.
+        """Append one batch as the leader of `epoch` and return the new log end offset. The batch is not yet committed.
 
-        NOT_CONTROLLER when this node does not lead that epoch or cannot say now; KAFKA_STORAGE_ERROR (full disk) and
-        CORRUPT_MESSAGE when the log refused, and is as it was.
+        Raises KafkaError: NOT_CONTROLLER if this node does not lead `epoch`, or an election is being written;
+        KAFKA_STORAGE_ERROR (full disk) or CORRUPT_MESSAGE if the log refused the batch and is unchanged.
         """
         if self._is_stepping or self._persisting or not self.is_leader or epoch != self.epoch:
             raise self._not_controller(epoch)
         self._appended = None
         self.post(raft.AppendRequested(0, batch, epoch))
         if self.has_ended:
-            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the metadata log of this controller failed")
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the metadata log of this controller has failed")
         if self._appended is None:
             raise self._not_controller(epoch)
         if isinstance(self._appended, KafkaError):
@@ -274,40 +283,43 @@ class QuorumDriver:
         if leader is None:
             return KafkaError(ErrorCode.NOT_CONTROLLER, "no controller is active")
         if leader.id == self.config.node_id:
-            return KafkaError(ErrorCode.NOT_CONTROLLER, f"this controller is not active in epoch {epoch} any more")
+            return KafkaError(ErrorCode.NOT_CONTROLLER, f"this controller is no longer active in epoch {epoch}")
         return KafkaError(ErrorCode.NOT_CONTROLLER, f"controller {leader.id} ({leader.address}) is active")
 
     def resign(self) -> None:
-        """Stop leading, if this node leads."""
+        """Give up leadership, if this node leads."""
         self.post(raft.ResignRequested())
 
     async def stop(self) -> None:
-        """Resign, give the successors a moment to hear of it, answer who waits, make the log durable. Idempotent."""
+        """Resign, notify the successors, complete pending requests and make the log durable. Idempotent."""
         self._stopping = self._stopping or asyncio.create_task(self._stop())
         await asyncio.shield(self._stopping)
 
     async def abort(self) -> None:
-        """End as a crash would: nobody is told, nothing is made durable. Idempotent."""
+        """Stop as in a crash: no peer is notified and nothing is made durable. Idempotent."""
         self._end()
         await self.stop()
 
     # -- for peers and clients
 
     async def request(self, request: raft.Request) -> raft.Response:
-        """Respond to a peer's Vote, BeginQuorumEpoch, EndQuorumEpoch or Fetch; a Fetch may wait for its time."""
+        """Return the response to Vote, BeginQuorumEpoch, EndQuorumEpoch or Fetch; a Fetch may wait up to its maximum.
+
+        Before `start` and after the end the response has NOT_LEADER_OR_FOLLOWER (Fetch) or BROKER_NOT_AVAILABLE.
+        """
         if self.has_ended or not self._is_started:
             return _refusal(request)
         request_id = self._request_ids = self._request_ids + 1
         response: asyncio.Future[raft.Response] = asyncio.get_running_loop().create_future()
-        self._open[request_id] = (request, response)
+        self._pending[request_id] = (request, response)
         try:
             self.post(raft.RequestReceived(request_id, request))
             return await response
         finally:
-            self._open.pop(request_id, None)
+            self._pending.pop(request_id, None)
 
     def describe(self, request: m.DescribeQuorumRequest) -> m.DescribeQuorumResponse:
-        """Respond to DescribeQuorum: everything at the leader, at others NOT_LEADER_OR_FOLLOWER and who leads."""
+        """Return the response to DescribeQuorum; if this node does not lead, NOT_LEADER_OR_FOLLOWER and the leader."""
         response = self.machine.describe(request, monotonic_ms(), wall_ms())
         return response._replace(
             endpoints=tuple([m.NodeEndpoint(voter.id, voter.host, voter.port) for voter in self.voters])
@@ -315,14 +327,14 @@ class QuorumDriver:
 
     # -- steps
 
-    def post(self, event: raft.Event | Waiting) -> None:
-        """Step on an event when its turn comes; ignored after the end."""
+    def post(self, event: raft.Event | DeferredEvent) -> None:
+        """Handle an event after those already queued. Ignored after the end."""
         if not self.has_ended:
             self._queue.append(event)
             self._run()
 
     def _run(self) -> None:
-        """Step until nothing is left, or until an election has to be written first."""
+        """Execute effects and handle events until none is left or an election must be written first."""
         if not self._is_started or self._is_stepping or self._persisting or self.has_ended:
             return
         self._is_stepping = True
@@ -333,7 +345,7 @@ class QuorumDriver:
                     if isinstance(effect, raft.PersistElection):
                         self._persisting = asyncio.create_task(self._persist(effect.election))
                         return
-                    self._do(effect)
+                    self._execute(effect)
                 event = self._next_event()
                 if event is None:
                     break
@@ -343,14 +355,15 @@ class QuorumDriver:
         finally:
             self._is_stepping = False
         self._alarm.set(None if self.has_ended else self.machine.next_deadline_ms())
-        if self._successors_told is not None and not self._is_telling and not self._successors_told.done():
-            self._successors_told.set_result(None)
+        resigned, machine = self._resigned, self.machine
+        if resigned is not None and not (machine.state is State.RESIGNED and machine.unacknowledged):
+            _complete(resigned, None)
 
     def _next_event(self) -> raft.Event | None:
-        event, self._following = self._following, None
+        event, self._next = self._next, None
         while event is None and self._queue and not self.has_ended:
-            waiting = self._queue.popleft()
-            event = waiting() if callable(waiting) else waiting
+            queued = self._queue.popleft()
+            event = queued() if callable(queued) else queued
         return event
 
     async def _persist(self, election: ElectionState) -> None:
@@ -364,7 +377,7 @@ class QuorumDriver:
         self._persisting = None
         self._run()
 
-    def _do(self, effect: raft.Effect) -> None:
+    def _execute(self, effect: raft.Effect) -> None:
         match effect:
             case raft.Send():
                 self._transport.send(effect)
@@ -378,7 +391,7 @@ class QuorumDriver:
             case raft.StateChanged():
                 self._change_state(effect)
             case raft.RefuseAppend():
-                pass  # `append` has seen to it
+                pass  # `append` raises because `_appended` is unset
             case raft.FetchSnapshot():
                 self._fetch_snapshot(effect)
             case raft.TruncateLog() | raft.AppendLeaderChange() | raft.AppendAsLeader() | raft.AppendAsFollower():
@@ -388,11 +401,11 @@ class QuorumDriver:
         self, effect: raft.TruncateLog | raft.AppendLeaderChange | raft.AppendAsLeader | raft.AppendAsFollower
     ) -> None:
         before = self.replica.log.log_end_offset
-        self._following = self.replica.change_log(effect, wall_ms())
+        self._next = self.replica.change_log(effect, wall_ms())
         end = self.replica.log.log_end_offset
-        if isinstance(self._following, raft.AppendRejected):
+        if isinstance(self._next, raft.AppendRejected):
             error = self.replica.last_rejection
-            log.error("the metadata log refused an append", error=str(error))
+            log.error("append to the metadata log refused", error=str(error))
             if isinstance(effect, raft.AppendAsLeader):
                 self._appended = error
         elif isinstance(effect, raft.AppendAsLeader):
@@ -406,13 +419,13 @@ class QuorumDriver:
             self.fetcher.cancel()
         self.state = effect.state
         self.election = ElectionState(effect.epoch, effect.leader_id)
-        log.info("metadata quorum", state=effect.state.value, epoch=effect.epoch, leader_id=effect.leader_id)
+        log.info("quorum state changed", state=effect.state.value, epoch=effect.epoch, leader_id=effect.leader_id)
         self.listener.state_changed(effect.state, effect.epoch, effect.leader_id)
 
     def _respond(self, effect: raft.Respond) -> None:
-        _, pending = self._open.pop(effect.request_id, (None, None))
+        _, pending = self._pending.pop(effect.request_id, (None, None))
         if pending is None or pending.done():
-            return  # the client is gone
+            return  # the client disconnected
         response, read = effect.response, effect.read
         if read is not None:
             limited = read._replace(max_bytes=min(read.max_bytes, FETCH_BYTES_MAX))
@@ -436,24 +449,24 @@ class QuorumDriver:
     def _fetch_snapshot(self, effect: raft.FetchSnapshot) -> None:
         leader = next(voter for voter in self.voters if voter.id == effect.leader_id)
         log.info("fetching a metadata snapshot", snapshot_id=effect.snapshot_id, leader_id=leader.id)
-        before = self.fetcher
+        previous = self.fetcher
         self.fetcher = SnapshotFetcher(self.config, self.replica, self.pool.get(leader.address), effect, self)
-        self.fetcher.start(before, self._fail)
+        self.fetcher.start(previous, self._fail)
 
     def snapshot_progressed(self) -> None:
-        """For the fetcher: the leader lives (630-12)."""
+        """Reset the fetch timeout: the leader sent part of the snapshot (630-12)."""
         self.post(raft.SnapshotFetchProgress())
 
     def snapshot_failed(self, *, corrupt: bool) -> None:
-        """For the fetcher: Fetch is asked again."""
+        """Return to Fetch; `corrupt` counts an invalid snapshot."""
         self.corrupt_snapshots += corrupt
         self.post(raft.SnapshotFetchFailed())
 
     def snapshot_received(self, snapshot_id: m.SnapshotId) -> Awaitable[bool]:
-        """For the fetcher: put the snapshot in the log's place between two steps, if it is still wanted then."""
+        """Replace the log by the snapshot between two steps. The result is False if the snapshot is obsolete."""
         wanted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         if self.has_ended:
-            wanted.set_result(True)  # the next start finds it
+            wanted.set_result(True)  # kept: the next start loads it
             return wanted
         self._installing = wanted
         self.post(lambda: self._install(snapshot_id, wanted))
@@ -462,8 +475,7 @@ class QuorumDriver:
     def _install(self, snapshot_id: m.SnapshotId, wanted: asyncio.Future[bool]) -> raft.Event | None:
         self._installing = None
         is_wanted = self.machine.fetching_snapshot == snapshot_id
-        if not wanted.done():
-            wanted.set_result(is_wanted or snapshot_id == self.replica.latest_snapshot)
+        _complete(wanted, is_wanted or snapshot_id == self.replica.latest_snapshot)
         if not is_wanted:
             return None
         event = self.replica.install(snapshot_id)
@@ -471,19 +483,14 @@ class QuorumDriver:
         self.listener.snapshot_installed(snapshot_id)
         return event
 
-    # -- the end
-
-    @property
-    def _is_telling(self) -> bool:
-        """Whether there is still a voter that was not told that this node leads no more."""
-        return self.machine.state is State.RESIGNED and bool(self.machine.unacknowledged)
+    # -- end
 
     async def _stop(self) -> None:
         if self.is_leader and len(self.config.voters) > 1:
-            self._successors_told = asyncio.get_running_loop().create_future()
+            self._resigned = asyncio.get_running_loop().create_future()
             self.resign()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._successors_told, RESIGN_WAIT_S)
+                await asyncio.wait_for(self._resigned, RESIGN_WAIT_S)
         may_write = not self.has_ended
         self._end()
         if self._persisting is not None:
@@ -492,27 +499,27 @@ class QuorumDriver:
         await self._transport.close()
         if self.fetcher is not None:
             await self.fetcher.ended()
-        await asyncio.to_thread(self._last_flush if may_write else self._executor.shutdown)
+        await asyncio.to_thread(self._final_flush if may_write else self._executor.shutdown)
 
-    def _last_flush(self) -> None:
+    def _final_flush(self) -> None:
         try:
             if self.replica.log.failed is None:
                 self.replica.flush()
         except KafkaError as error:
-            log.error("the metadata log is not flushed at the end", error=error.message)
+            log.error("final flush of the metadata log failed", error=error.message)
         finally:
             self._executor.shutdown()
 
     def _fail(self, error: BaseException) -> None:
-        """What is for good: the node must stop. Told once; after `stop` not at all."""
+        """Stop the driver after a fatal error. Reports only the first error, and none after `stop`."""
         if self.has_ended:
             return
-        log.error("the metadata quorum of this node failed", error=f"{type(error).__name__}: {error}")
+        log.error("quorum driver failed", error=f"{type(error).__name__}: {error}")
         self._end()
         self.on_failure(error)
 
     def _end(self) -> None:
-        """Do nothing more, and answer who waits."""
+        """Drop queued events and effects, and complete all pending requests."""
         self.has_ended = True
         self._queue.clear()
         self._effects.clear()
@@ -520,17 +527,21 @@ class QuorumDriver:
         self._flusher.end()
         if self.fetcher is not None:
             self.fetcher.cancel()
-        if self._installing is not None and not self._installing.done():
-            self._installing.set_result(True)
-        if self._successors_told is not None and not self._successors_told.done():
-            self._successors_told.set_result(None)
-        waiting, self._open = self._open, {}
-        for request, pending in waiting.values():
-            if not pending.done():
-                pending.set_result(_refusal(request))
+        if self._installing is not None:
+            _complete(self._installing, True)
+        if self._resigned is not None:
+            _complete(self._resigned, None)
+        pending, self._pending = self._pending, {}
+        for request, response in pending.values():
+            _complete(response, _refusal(request))
+
+
+def _complete(future: asyncio.Future[_T], result: _T) -> None:
+    if not future.done():
+        future.set_result(result)
 
 
 def _refusal(request: raft.Request) -> raft.Response:
-    """Return the response of a node that takes no part in the quorum any more, or not yet."""
+    """Return the response of a replica that has not started or has stopped."""
     is_fetch = isinstance(request, m.FetchRequest)
     return error_response(request, ErrorCode.NOT_LEADER_OR_FOLLOWER if is_fetch else ErrorCode.BROKER_NOT_AVAILABLE)

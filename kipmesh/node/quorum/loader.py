@@ -1,19 +1,13 @@
-"""The image of the committed metadata on a controller or broker: loaded, kept up to date, published (630-12, 630-14).
+"""Loads and maintains the image of the committed metadata (630-12, 630-14).
 
-One task owns the image. It loads the newest snapshot and replays the log after it, up to the high watermark, then
-follows the high watermark; what changed goes to `publish`, in the log's order, from this task: raft's steps do not wait
-for it. An active controller applies what it appended itself by `apply_own_steps`, so that its image is ahead of
-the high watermark. Should it be deposed and that part of the log be cut, the image has what never happened, and is
-loaded anew; so is one that the log's start has passed, or whose log was replaced by a snapshot. Readers then get
-another object, and the difference to the one before.
+One task loads the newest snapshot, replays the log up to the high watermark, and then follows the high watermark. It
+publishes changes in log order. An active controller applies its own batches through `apply_own_steps`, so its image is
+ahead of the high watermark. The image is replaced by a new object when the log is truncated below it, is replaced by a
+snapshot, or starts after it. A batch is applied in steps (630-16); until its last step the image is inconsistent.
 
-One record may change tens of thousands of partitions (630-16), so batches are applied in steps, and others run between
-two of them. Who began a batch ends it, whatever happens to the log meanwhile; until then the image is no state of the
-cluster, and is neither published nor captured, nor thrown away.
-
-Invariants: nothing above the high watermark is applied but by `apply_own_steps`; `applied_end` is 0 while the image is
-not that of the log; after a record that cannot be applied nothing is applied, published or snapshotted any more
-(630-15).
+Invariants: only `apply_own_steps` applies records above the high watermark. `applied_end` is 0 while the image does not
+match the log. A partially applied batch is always completed; until then the image is neither published, captured nor
+replaced. After a record that cannot be applied, nothing is applied, published or written to a snapshot (630-15).
 """
 
 from __future__ import annotations
@@ -35,7 +29,7 @@ from kipmesh.messages import SnapshotId
 from kipmesh.node import monotonic_ms
 from kipmesh.node.quorum.driver import QuorumDriver
 from kipmesh.node.quorum.metrics import QuorumMetrics
-from kipmesh.node.quorum.pacing import Pace, collector_off, freeze, let_go, let_go_of_delta
+from kipmesh.node.quorum.pacing import Pace, collector_off, free_delta, free_image, freeze
 from kipmesh.node.quorum.snapshot_maker import CLEAN_INTERVAL_S, SnapshotMaker
 from kipmesh.storage.fs import StorageError
 from kipmesh.storage.quorum.snapshot_file import ImageLoader
@@ -43,24 +37,22 @@ from kipmesh.storage.quorum.snapshot_file import ImageLoader
 log = structlog.get_logger(__name__)
 
 APPLY_BYTES = 32 << 10
-"""Of the log, applied at a time while others wait; more if a batch is larger."""
+"""Bytes of the log that are read and applied at a time; a single batch may be larger."""
 IDLE_S = 1.0
-"""At least that often `idle` is called and a snapshot is looked for."""
+"""Maximum time between two calls of `idle`, and between two checks whether a snapshot is due."""
 FREEZE_PARTITIONS = 20_000
-"""New or changed partitions after which the garbage collector is told not to look at them."""
+"""Number of new or changed partitions after which they are hidden from the garbage collector."""
 
 Publish = Callable[[MetadataImage, MetadataDelta], Awaitable[None]]
 
 
 @dataclass(eq=False, repr=False)
 class MetadataLoader:
-    """See the module; make it inside the event loop. It may be the driver's listener.
+    """Maintains the image of one replica within one event loop. It may be the driver's listener.
 
-    `publish(image, delta)` is awaited after each advance, with an empty delta too if only control records came.
-
-    What `apply_own_steps` applied is not in it: its caller has that delta. `idle` is awaited by the same task after
-    each round, at least every second. `on_failure` is called at most once, and then nothing is done any more.
-    `snapshot_maker.snapshot_limits` and `retention_limits` give the limits of a configuration.
+    Args: publish: awaited with image and delta after each advance; the delta is empty for control records, and excludes
+    the batches of `apply_own_steps`; on_failure: called at most once, after which the loader does nothing; snapshots,
+    retention: see `snapshot_limits` and `retention_limits`; idle: awaited by the loader's task at least every IDLE_S.
     """
 
     quorum: QuorumDriver
@@ -75,7 +67,7 @@ class MetadataLoader:
 
     def __post_init__(self, snapshots: SnapshotLimits, retention: RetentionLimits, clean_interval_s: float) -> None:
         self.image = MetadataImage()
-        """For others to read; another object after a snapshot was loaded."""
+        """The current image; a reload replaces the object."""
         self._maker = SnapshotMaker(
             self.quorum, snapshots, retention, self.metrics, self._fail, clean_interval_s=clean_interval_s
         )
@@ -91,76 +83,76 @@ class MetadataLoader:
 
     @property
     def applied_end(self) -> int:
-        """The offset after the last applied record; 0 while the image is loaded (anew) or failed."""
+        """The offset after the last applied record, or 0 while the image is being loaded or has failed."""
         return self.image.offset + 1 if self.is_loaded else 0
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the image is that of the log: after the first load, and not while it is loaded anew."""
+        """Whether the image matches the log, so that it can be read."""
         return not self._must_load and not self.image.failed and self._failure is None
 
     @property
-    def _reach(self) -> int:
-        """The offset after the last record that the image has anything of."""
+    def _touched_end(self) -> int:
+        """The offset after the last record that is applied, completely or partially."""
         return max(self.image.offset + 1, self._own_end)
 
     def start(self) -> None:
-        """Load, and follow the high watermark from now on."""
+        """Start the task that loads the image and follows the high watermark."""
         self.metrics.watch(self.quorum, lambda: self.applied_end)
         self._high_watermark = max(self._high_watermark, self.quorum.high_watermark)
         self._maker.start()
         self._task = asyncio.create_task(self._run(), name="metadata-loader")
 
     async def stop(self) -> None:
-        """End at the next slice; idempotent."""
+        """Stop the task at its next step, and the snapshot maker. Idempotent."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
         await self._maker.stop()
 
-    # -- what the driver tells
+    # -- QuorumListener
 
     def state_changed(self, state: State, epoch: int, leader_id: int) -> None:
-        """Nothing follows from it: what happens to the log is told."""
+        """Do nothing: the loader depends on changes of the log only."""
 
     def committed(self, high_watermark: int) -> None:
-        """The high watermark moved."""
+        """Apply the records up to `high_watermark` soon."""
         self._high_watermark = max(self._high_watermark, high_watermark)
         self._maker.committed()
         self._wake.set()
 
     def truncated(self, offset: int) -> None:
-        """The log was cut to `offset`: what a deposed leader had applied beyond it never happened."""
+        """Reload the image if it contains records at or above `offset`, which a deposed leader had applied."""
         self._maker.truncated(offset)
-        if offset < self._reach:
-            log.warning("applied metadata was not committed", log_end_offset=offset, applied=self._reach - 1)
-            self._load_again()
+        if offset < self._touched_end:
+            log.warning("applied metadata truncated, reloading", log_end_offset=offset, applied=self._touched_end - 1)
+            self._request_reload()
 
     def snapshot_installed(self, snapshot_id: SnapshotId) -> None:
-        """The log was replaced: only what is committed, and reaches the snapshot, is still right."""
+        """Reload the image unless it is committed and includes the snapshot that replaced the log."""
         self._maker.snapshot_installed(snapshot_id)
-        if not snapshot_id.end_offset <= self._reach <= self._high_watermark:
-            self._load_again()
+        if not snapshot_id.end_offset <= self._touched_end <= self._high_watermark:
+            self._request_reload()
         self._high_watermark = max(self._high_watermark, snapshot_id.end_offset)
 
-    def _load_again(self) -> None:
+    def _request_reload(self) -> None:
         self._must_load = True
         self._wake.set()
 
-    # -- the active controller
+    # -- active controller
 
     def apply_own_steps(self, batch: bytes) -> Generator[None, None, MetadataDelta]:
-        """Apply a batch that was just appended, as the log has it: with its offset and epoch. Returns what it changed.
+        """Apply a batch that this node has just appended, with its offset and epoch, and return the changes.
 
-        In steps of about 10 ms, of which the first follows the append at once. It is to be brought to its end, even if
-        the batch is cut meanwhile. RuntimeError when the image does not have all that is before it; CorruptRecordError
-        (and `on_failure`) when it cannot be applied.
+        Yields about every 10 ms. The caller must run the first step directly after the append and exhaust the
+        generator, even if the batch is truncated meanwhile. Raises RuntimeError if the image does not end at the batch,
+        and CorruptRecordError (after `on_failure`) if the batch cannot be applied.
         """
         header = record_batch.parse_header(batch)
         image = self.image
         if not self.is_loaded or image.is_within_batch or image.offset + 1 != header.base_offset:
-            raise RuntimeError(f"a batch at {header.base_offset} for an image that ends at {self.applied_end}")
+            raise RuntimeError(f"batch at offset {header.base_offset} does not follow image end {self.applied_end}")
         delta = MetadataDelta()
         self._own_end = header.last_offset + 1
         try:
@@ -170,13 +162,13 @@ class MetadataLoader:
             raise
         finally:
             self._own_end = 0
-            self._wake.set()  # the task leaves the image alone until then
+            self._wake.set()  # the task did not touch the image meanwhile
         self._maker.schedule.applied(delta.outdated, len(batch))
         self._freeze_changed(len(delta.changed_partitions))
         return delta
 
     def _freeze_changed(self, partitions: int) -> None:
-        """So many of the image's partitions are new objects."""
+        """Count new partition objects, and hide them from the garbage collector once there are enough."""
         self._unfrozen += partitions
         if self._unfrozen >= FREEZE_PARTITIONS:
             self._unfrozen = 0
@@ -204,7 +196,7 @@ class MetadataLoader:
 
     @property
     def _is_applying_own(self) -> bool:
-        """Whether a batch of an active controller is half applied."""
+        """Whether a batch of the active controller is partially applied."""
         return self._own_end > 0
 
     def _fail(self, error: BaseException) -> None:
@@ -212,28 +204,28 @@ class MetadataLoader:
             self._failure = error
             self._maker.image_failed()
             self._wake.set()
-            log.error("the metadata is not followed any more", error=str(error), applied=self.image.offset)
+            log.error("metadata loader failed", error=str(error), applied=self.image.offset)
             self.on_failure(error)
 
     async def _follow(self) -> None:
-        """Apply up to the high watermark, and publish."""
+        """Apply records up to the high watermark and publish the changes."""
         if not self.is_loaded:
             return
         self._unpublished += await self._replay(self.image, self._delta)
         await self._publish_applied()
 
     async def _publish_applied(self) -> None:
-        """Tell what `_replay` applied, now or before a batch of ours came between."""
+        """Publish what `_replay` has applied, including what a batch of the active controller has delayed."""
         if not self._unpublished or self._failure is not None or self._is_applying_own or self.image.failed:
             return
         deltas, self._delta, self._unpublished = [self._delta], MetadataDelta(), 0
         await self.publish(self.image, deltas[0])
-        await let_go_of_delta(deltas)
+        await free_delta(deltas)
 
     async def _replay(self, image: MetadataImage, delta: MetadataDelta | None) -> int:
-        """Apply the log up to the high watermark, as far as it is there and the image that of the log; gives bytes.
+        """Apply the log up to the high watermark and return the number of bytes.
 
-        Without a delta nobody wants to know what changed. A batch that was begun is applied to its end.
+        Changes are added to `delta`, if any. Stops after a complete batch if the image must be reloaded.
         """
         pace, applied = Pace(), 0
         while self._failure is None:
@@ -246,7 +238,7 @@ class MetadataLoader:
             data = metadata_log.read(start, APPLY_BYTES, end, True)
             if not data:
                 break
-            for position, header in record_batch.iterate(data):  # the disk may have changed since it was written
+            for position, header in record_batch.iterate(data):  # the disk may have corrupted it
                 record_batch.check_crc(data, position, header)
             changes = MetadataDelta() if delta is None else delta
             changes.outdated = set()
@@ -263,9 +255,9 @@ class MetadataLoader:
     # -- loading
 
     async def _load(self) -> None:
-        """Another image: the newest snapshot and the log after it; published as the difference to the one before."""
+        """Replace the image by the newest snapshot and the log after it, and publish the difference."""
         self._must_load = True
-        await self._publish_applied()  # the difference does not have it
+        await self._publish_applied()  # the difference does not include these changes
         self.metrics.is_loading.set(1)
         pace, deltas = Pace(), [MetadataDelta()]
         with collector_off():
@@ -276,17 +268,17 @@ class MetadataLoader:
                 await pace.give_way()
         if self._failure is not None:  # the replay ended early
             return
-        before, self.image = [self.image], image
+        previous, self.image = [self.image], image
         self._delta, self._unpublished, self._unfrozen = MetadataDelta(), 0, 0
         self._must_load = False
         self.metrics.is_loading.set(0)
         await self.publish(image, deltas[0])
         del image
-        await let_go_of_delta(deltas)
-        await let_go(before)
+        await free_delta(deltas)
+        await free_image(previous)
 
     async def _load_once(self) -> MetadataImage | None:
-        """None when the log or the newest snapshot was replaced meanwhile."""
+        """Return an image, or None if the log or the newest snapshot was replaced meanwhile. Raises StorageError."""
         replica = self.quorum.replica
         snapshot_id = replica.latest_snapshot
         if snapshot_id is not None:
@@ -298,21 +290,24 @@ class MetadataLoader:
             image = MetadataImage()
             self._maker.loaded(None)
         else:
-            raise StorageError(f"the metadata log starts at {replica.log.log_start_offset} and there is no snapshot")
+            raise StorageError(f"metadata log starts at offset {replica.log.log_start_offset} but has no snapshot")
         await self._replay(image, None)
         if image.offset + 1 >= replica.log.log_start_offset:
             return image
         if replica.latest_snapshot == snapshot_id:
             raise StorageError(
-                f"the metadata log starts at {replica.log.log_start_offset}, and its latest snapshot and what can be "
-                f"applied after it end at {image.offset + 1}"
+                f"metadata log starts at offset {replica.log.log_start_offset}, but the latest snapshot and the "
+                f"records after it end at {image.offset + 1}"
             )
         return None
 
     async def _load_snapshot(self, snapshot_id: SnapshotId) -> MetadataImage | None:
-        """None when it is not the newest any more."""
+        """Return the image of the snapshot, or None if it is no longer the newest.
+
+        Raises CorruptRecordError and StorageError.
+        """
         replica, metrics = self.quorum.replica, self.metrics
-        begin_ms, pace = monotonic_ms(), Pace()
+        started_ms, pace = monotonic_ms(), Pace()
         try:
             reader = replica.store.open(snapshot_id)
             loader = ImageLoader(reader, snapshot_id)
@@ -327,9 +322,9 @@ class MetadataLoader:
             raise
         except StorageError:
             if replica.latest_snapshot != snapshot_id:
-                return None  # it was deleted after a newer one came
+                return None  # deleted, because a newer one exists
             raise
-        took_ms = monotonic_ms() - begin_ms
+        took_ms = monotonic_ms() - started_ms
         metrics.load_progress.set(1)
         metrics.snapshot_loaded(snapshot_id, loader.records, reader.size_bytes, took_ms)
         self._maker.loaded(loader.records)

@@ -1,7 +1,7 @@
-"""The metrics of the quorum and its snapshots (630-17), the same on controllers and brokers.
+"""Metrics of the metadata quorum and its snapshots (630-17), on controllers and brokers.
 
-Names are those that Kafka's dashboards use where Kafka has one. Gauges are read when they are scraped, on a thread of
-the probe server: they only look.
+Names are Apache Kafka's where Kafka has one. Gauges are evaluated at each scrape on a thread of the probe server, so
+they only read.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ _BUCKETS_MS = (1, 5, 10, 50, 100, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_0
 
 
 class SnapshotSeen(NamedTuple):
-    """A snapshot that was made, fetched or loaded here; what is not known is None."""
+    """A snapshot that this node made, fetched or loaded. Unknown numbers are None."""
 
     event: str
+    """`made`, `fetched` or `loaded`."""
     snapshot_id: SnapshotId
     records: int | None
     size_bytes: int | None
@@ -35,12 +36,12 @@ class SnapshotSeen(NamedTuple):
 
 
 class QuorumMetrics:
-    """Registers everything in `registry`; `watch` binds the gauges to a driver."""
+    """Metrics of one quorum replica, registered in `registry`. `watch` adds the gauges of a driver."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self.on_snapshot: Callable[[SnapshotSeen], None] | None = None
-        """Told of each snapshot, in the event loop."""
+        """Called for each snapshot, in the event loop."""
         self.generate_ms = Histogram(
             f"{_CONTROLLER}gensnapshotlatencyms",
             "Time to make a snapshot, in ms",
@@ -56,12 +57,12 @@ class QuorumMetrics:
         self.snapshot_bytes = self._gauge(f"{_CONTROLLER}snapshotsizebytes", "Size of the latest snapshot, in bytes")
         self.failures = Counter(
             "kipmesh_metadata_snapshot_failures",
-            "Snapshots that could not be made, as on a full disk",
+            "Snapshots that could not be written, for example on a full disk",
             registry=registry,
         )
         self._requests_served = Counter(
             "kipmesh_metadata_fetch_snapshot_requests",
-            "FetchSnapshot requests answered here, by error",
+            "FetchSnapshot requests served, by error",
             ("error",),
             registry=registry,
         )
@@ -72,51 +73,51 @@ class QuorumMetrics:
         self._made_s = time.monotonic()
         self._gauge(
             "kafka_server_snapshotemitter_latestsnapshotgeneratedagems",
-            "Time since this node made a snapshot, or since it started, in ms",
+            "Time since the last snapshot that this node made, or since its start, in ms",
         ).set_function(lambda: (time.monotonic() - self._made_s) * 1000)
         self.corrupt_on_load = 0
-        """Snapshots that were whole when they were checked, and not when they were loaded."""
-        self.is_loading = self._gauge("kipmesh_metadata_loading", "1 while the metadata is loaded")
+        """Number of snapshots that were valid when they were checked, but corrupt when they were loaded."""
+        self.is_loading = self._gauge("kipmesh_metadata_loading", "1 while the metadata is being loaded")
         self.load_progress = self._gauge(
-            "kipmesh_metadata_load_progress", "How much of the snapshot that is loaded is read, from 0 to 1"
+            "kipmesh_metadata_load_progress", "Fraction of the snapshot that is loaded, from 0 to 1"
         )
         self.loaded_records = self._gauge(
-            "kipmesh_metadata_loaded_records", "Records of the snapshot that is or was loaded last, so far"
+            "kipmesh_metadata_loaded_records", "Records read from the snapshot that was loaded last"
         )
 
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, registry=self._registry)
 
     def snapshot_made(self, snapshot_id: SnapshotId, records: int, size_bytes: int, took_ms: int) -> None:
-        """A snapshot was made here."""
+        """Record that this node has written a snapshot."""
         self._made_s = time.monotonic()
         self.generate_ms.observe(took_ms)
         self.snapshot_bytes.set(size_bytes)
-        self._tell(SnapshotSeen("made", snapshot_id, records, size_bytes, took_ms))
+        self._notify(SnapshotSeen("made", snapshot_id, records, size_bytes, took_ms))
 
     def snapshot_served(self, response: FetchSnapshotResponse) -> None:
-        """Another replica asked for a part of a snapshot."""
-        parts = [answer for topic in response.topics for answer in topic.partitions]
-        for code in [response.error_code] if response.error_code else [answer.error_code for answer in parts]:
+        """Count a FetchSnapshot response to another replica."""
+        parts = [part for topic in response.topics for part in topic.partitions]
+        for code in [response.error_code] if response.error_code else [part.error_code for part in parts]:
             self._requests_served.labels(ErrorCode.of(code).name).inc()
-        self._bytes_served.inc(sum(len(answer.unaligned_records) for answer in parts))
+        self._bytes_served.inc(sum(len(part.unaligned_records) for part in parts))
 
     def snapshot_loaded(self, snapshot_id: SnapshotId, records: int, size_bytes: int, took_ms: int) -> None:
-        """A snapshot was read into an image."""
+        """Record that a snapshot was loaded into an image."""
         self.load_ms.observe(took_ms)
         self.snapshot_bytes.set(size_bytes)
-        self._tell(SnapshotSeen("loaded", snapshot_id, records, size_bytes, took_ms))
+        self._notify(SnapshotSeen("loaded", snapshot_id, records, size_bytes, took_ms))
 
     def snapshot_fetched(self, snapshot_id: SnapshotId, size_bytes: int | None, took_ms: int | None) -> None:
-        """A snapshot came from the leader, and took the log's place."""
-        self._tell(SnapshotSeen("fetched", snapshot_id, None, size_bytes, took_ms))
+        """Record that a snapshot of the leader has replaced the log."""
+        self._notify(SnapshotSeen("fetched", snapshot_id, None, size_bytes, took_ms))
 
-    def _tell(self, seen: SnapshotSeen) -> None:
+    def _notify(self, seen: SnapshotSeen) -> None:
         if self.on_snapshot is not None:
             self.on_snapshot(seen)
 
     def watch(self, quorum: QuorumDriver, applied_end: Callable[[], int]) -> None:
-        """Gauges over a driver; `applied_end` is the offset after the last applied record."""
+        """Register the gauges of `quorum`; `applied_end` returns the offset after the last applied record."""
         machine = quorum.machine
 
         def snapshot_lag() -> int:
@@ -124,7 +125,7 @@ class QuorumMetrics:
             return max(0, quorum.high_watermark - (latest.end_offset if latest else 0))
 
         def vote() -> int:
-            """A leader voted for itself, though its election no longer says so."""
+            """A leader has voted for itself, although its election state omits that."""
             return machine.config.node_id if machine.state is State.LEADER else machine.election.voted_id
 
         def observers() -> int:
@@ -136,47 +137,47 @@ class QuorumMetrics:
 
         for name, text, value in (
             (f"{_CONTROLLER}snapshotlag", "Offsets between the latest snapshot and the high watermark", snapshot_lag),
-            ("kipmesh_metadata_applied_lag", "Committed offsets that are not applied yet", applied_lag),
-            (f"{_RAFT}current_leader", "The quorum's leader, -1 unknown", lambda: machine.advertised_election.leader_id),
-            (f"{_RAFT}current_epoch", "The quorum's epoch", lambda: machine.epoch),
-            (f"{_RAFT}current_vote", "Whom this voter voted for in this epoch, -1 nobody", vote),
-            (f"{_RAFT}high_watermark", "End of what is committed", lambda: quorum.high_watermark),
-            (f"{_RAFT}log_end_offset", "End of the metadata log", lambda: machine.log.log_end_offset),
+            ("kipmesh_metadata_applied_lag", "Committed offsets that are not yet applied", applied_lag),
+            (f"{_RAFT}current_leader", "Quorum leader, -1 if unknown", lambda: machine.advertised_election.leader_id),
+            (f"{_RAFT}current_epoch", "Quorum epoch", lambda: machine.epoch),
+            (f"{_RAFT}current_vote", "Candidate this voter voted for in this epoch, -1 if none", vote),
+            (f"{_RAFT}high_watermark", "Metadata high watermark", lambda: quorum.high_watermark),
+            (f"{_RAFT}log_end_offset", "Metadata log end offset", lambda: machine.log.log_end_offset),
             (f"{_RAFT}log_end_epoch", "Epoch of the metadata log's last batch", lambda: machine.last_epoch),
-            ("kipmesh_metadata_log_start_offset", "Start of the metadata log", lambda: machine.log.log_start_offset),
-            (f"{_RAFT}number_of_voters", "Voters", lambda: len(machine.config.voters)),
-            (f"{_RAFT}number_of_observers", "Observers that the leader knows", observers),
+            ("kipmesh_metadata_log_start_offset", "Metadata log start offset", lambda: machine.log.log_start_offset),
+            (f"{_RAFT}number_of_voters", "Number of voters", lambda: len(machine.config.voters)),
+            (f"{_RAFT}number_of_observers", "Number of observers known to the leader", observers),
             (f"{_CONTROLLER}lastcommittedrecordoffset", "Last committed offset", lambda: quorum.high_watermark - 1),
         ):
             self._gauge(name, text).set_function(value)
-        self._registry.register(_Others(self, quorum))
+        self._registry.register(_QuorumCollector(self, quorum))
 
 
-class _Others(Collector):
-    """What has a label: the state, and on the leader each replica's lag. And what several count."""
+class _QuorumCollector(Collector):
+    """Metrics with labels, and the counter of corrupt snapshots, which has several sources."""
 
     def __init__(self, metrics: QuorumMetrics, quorum: QuorumDriver) -> None:
         self._metrics = metrics
         self._quorum = quorum
 
     def describe(self) -> tuple[GaugeMetricFamily, GaugeMetricFamily, CounterMetricFamily]:
-        """Names only: a registry asks when this is registered."""
+        """Return the families without samples."""
         return (
-            GaugeMetricFamily(f"{_RAFT}current_state", "1 for the state of this replica", labels=["state"]),
+            GaugeMetricFamily(f"{_RAFT}current_state", "1 for the current state of this replica", labels=["state"]),
             GaugeMetricFamily(
                 f"{_RAFT}replica_lag",
-                "On the leader: offsets between a replica's log end and ours",
+                "Offsets between the leader's log end and a replica's, on the leader only",
                 labels=["replica_id"],
             ),
             CounterMetricFamily(
                 "kipmesh_metadata_corrupt_snapshots",
-                "Snapshots that failed validation: on start, fetched, loaded",
+                "Snapshots that failed validation at start, after a fetch or while loading",
                 labels=[],
             ),
         )
 
     def collect(self) -> Iterable[Metric]:
-        """As of now."""
+        """Return the families with current samples."""
         quorum, machine = self._quorum, self._quorum.machine
         states, lags, corrupt = self.describe()
         for state in State:
@@ -184,9 +185,9 @@ class _Others(Collector):
         leadership = machine.leadership
         if leadership is not None:
             end = machine.log.log_end_offset
-            # Copies: the loop may add a replica meanwhile.
-            for replica_id, seen in [*dict(leadership.voters).items(), *dict(leadership.observers).items()]:
-                lags.add_metric([str(replica_id)], max(0, end - max(seen.end_offset, 0)))
+            # Copies, because the event loop may add a replica meanwhile.
+            for replica_id, replica in [*dict(leadership.voters).items(), *dict(leadership.observers).items()]:
+                lags.add_metric([str(replica_id)], max(0, end - max(replica.end_offset, 0)))
         in_store = quorum.replica.store.corrupt_snapshots
         corrupt.add_metric([], self._metrics.corrupt_on_load + quorum.corrupt_snapshots + in_store)
         return states, lags, corrupt

@@ -1,7 +1,7 @@
-"""Long work on the event loop in short slices, and what a large image asks of Python's memory management.
+"""Long work in short slices of the event loop, and garbage collection of large images.
 
-A full collection over an image of 1,000,000 partitions takes most of a second, and so does letting go of one. So the
-collector is off while an image is loaded and does not look at it afterwards, and an image goes in slices as well.
+A full collection over an image of 1,000,000 partitions takes most of a second, and so does freeing one. Therefore the
+collector is disabled while an image is loaded, ignores the image afterwards, and images are freed in slices.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from typing import Any
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 
 SLICE_S = 0.004
-"""Work for that long, then let others have the loop; one step of it may take some ms more."""
-_KEYS_A_STEP = 5_000
-_TOPICS_A_STEP = 200
+"""Time after which long work yields to the event loop; a single step may exceed it by some ms."""
+_KEYS_PER_STEP = 5_000
+_TOPICS_PER_STEP = 200
 
 
 class Pace:
-    """Belongs to one task."""
+    """The time slices of one task."""
 
     def __init__(self) -> None:
-        self._begin = time.perf_counter()
+        self._start = time.perf_counter()
 
     async def give_way(self) -> None:
-        """Let others run if the slice is used up."""
-        if time.perf_counter() - self._begin >= SLICE_S:
+        """Yield to the event loop if the slice is used up, and start the next slice."""
+        if time.perf_counter() - self._start >= SLICE_S:
             await asyncio.sleep(0)
-            self._begin = time.perf_counter()
+            self._start = time.perf_counter()
 
 
 class _Collector:
-    """How many are loading, in this process."""
+    """Users of `collector_off`. Shared by the process, because the garbage collector is."""
 
     users = 0
     was_enabled = False
@@ -43,7 +43,7 @@ class _Collector:
 
 @contextlib.contextmanager
 def collector_off() -> Iterator[None]:
-    """No collections until the last that is within has left; what is there then is looked at no more."""
+    """Disable the garbage collector until the last user leaves the context. It then ignores all existing objects."""
     if _Collector.users == 0:
         gc.collect(1)
         _Collector.was_enabled = gc.isenabled()
@@ -54,19 +54,19 @@ def collector_off() -> Iterator[None]:
     finally:
         _Collector.users -= 1
         if _Collector.users == 0 and _Collector.was_enabled:
-            gc.freeze()  # without a collection, which would look at all that is new
+            gc.freeze()  # without a collection, which would traverse all new objects
             gc.enable()
 
 
 def freeze() -> None:
-    """Nothing that is there now is looked at by collections again; takes no time."""
-    if gc.isenabled():  # or the youngest is all that came since it was turned off
+    """Make collections ignore all existing objects. Takes about 1 ms."""
+    if gc.isenabled():  # otherwise the youngest generation has everything since the collector was disabled
         gc.collect(0)
     gc.freeze()
 
 
-async def let_go(images: list[MetadataImage]) -> None:
-    """Empty the list, whose image nobody else needs, in slices; others may keep parts of it, or all."""
+async def free_image(images: list[MetadataImage]) -> None:
+    """Remove the only image from the list and free it in slices. Objects that are referenced elsewhere survive."""
     image = images.pop()
     keys = [image.partitions_of_broker(broker_id) for broker_id in image.brokers]
     topics = list(image.topics.values())
@@ -75,20 +75,20 @@ async def let_go(images: list[MetadataImage]) -> None:
         view = keys.pop()
         part = list(view)
         await asyncio.sleep(0)
-        del view  # its dict goes, the keys themselves below
-        await _drop(part, _KEYS_A_STEP)
-    await _drop(topics, _TOPICS_A_STEP)
+        del view  # frees the dict; the keys are freed below
+        await _drop(part, _KEYS_PER_STEP)
+    await _drop(topics, _TOPICS_PER_STEP)
 
 
-async def let_go_of_delta(deltas: list[MetadataDelta]) -> None:
-    """The same with a delta."""
+async def free_delta(deltas: list[MetadataDelta]) -> None:
+    """Remove the only delta from the list and free it in slices."""
     delta = deltas.pop()
     partitions, topics = list(delta.changed_partitions), list(delta.deleted_topics)
-    if len(partitions) > _KEYS_A_STEP:
+    if len(partitions) > _KEYS_PER_STEP:
         await asyncio.sleep(0)
     del delta
-    await _drop(partitions, _KEYS_A_STEP)
-    await _drop(topics, _TOPICS_A_STEP)
+    await _drop(partitions, _KEYS_PER_STEP)
+    await _drop(topics, _TOPICS_PER_STEP)
 
 
 async def _drop(parts: list[Any], count: int) -> None:

@@ -1,8 +1,7 @@
-"""The service Quorum of a voter: the requests of peers, observers and tools.
+"""The gRPC service Quorum of a voter, for peers, observers and tools.
 
-The machine checks cluster ids, epochs and senders. Here are the limits that a request from anywhere must keep: how long
-a fetch waits, how much one DescribeQuorum or FetchSnapshot may name. FetchSnapshot is `plan_fetch_snapshot` (630-09 to
-630-11) with the bytes from the files; all of it runs on a thread, with the leader of the moment the request came.
+The state machine checks cluster ids, epochs and senders. This module limits the wait of a Fetch and the partitions of
+DescribeQuorum and FetchSnapshot. FetchSnapshot (630-09 to 630-11) runs on a thread, with the leader at its arrival.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from kipmesh.transport.grpc.server import RequestContext
 
 FETCH_MAX_WAIT_MS = 60_000
 DESCRIBED_PARTITIONS_MAX = 100
-"""Partitions of one DescribeQuorum; there is only one that has a quorum."""
+"""Maximum number of partitions in one DescribeQuorum; only one partition has a quorum."""
 RESPONSE_BYTES_MAX = 10 << 20
-"""The default of `replica.fetch.response.max.bytes`."""
+"""Default of `replica.fetch.response.max.bytes`."""
 PARTITIONS_MAX = 100
-"""Partitions of one request; there is only one that has snapshots."""
+"""Maximum number of partitions in one FetchSnapshot; only one partition has snapshots."""
 
 
 @dataclass(eq=False)
 class QuorumService:
-    """Serves one driver. Pending fetches get a response when the driver stops.
+    """Request handlers for one driver. Waiting fetches complete when the driver stops.
 
-    `served` is called with each response to FetchSnapshot.
+    Args: served: called with each FetchSnapshot response; snapshot_response_bytes_max: limit of such a response.
     """
 
     driver: QuorumDriver
@@ -47,24 +46,27 @@ class QuorumService:
         request: m.VoteRequest | m.BeginQuorumEpochRequest | m.EndQuorumEpochRequest,
         context: RequestContext,
     ) -> Response:
-        """Vote (API key 52), BeginQuorumEpoch (53) and EndQuorumEpoch (54)."""
+        """Handle Vote (52), BeginQuorumEpoch (53) and EndQuorumEpoch (54)."""
         return await self.driver.request(request)
 
     begin_quorum_epoch = end_quorum_epoch = vote
 
     async def fetch(self, request: m.FetchRequest, context: RequestContext) -> Response:
-        """Fetch (API key 1) of `__cluster_metadata-0`, by replicas and by consumers."""
+        """Handle Fetch (1) of `__cluster_metadata-0` from replicas and consumers."""
         return await self.driver.request(request._replace(max_wait_ms=min(request.max_wait_ms, FETCH_MAX_WAIT_MS)))
 
     async def fetch_snapshot(self, request: m.FetchSnapshotRequest, context: RequestContext) -> m.FetchSnapshotResponse:
-        """FetchSnapshot (API key 59)."""
+        """Handle FetchSnapshot (59), and count it."""
         response = await self.serve_snapshot(request)
         if self.served is not None:
             self.served(response)
         return response
 
     async def serve_snapshot(self, request: m.FetchSnapshotRequest) -> m.FetchSnapshotResponse:
-        """Respond to a replica's FetchSnapshot; the files are read on a thread."""
+        """Return the response to FetchSnapshot; the files are read on a thread.
+
+        Top-level errors: NOT_LEADER_OR_FOLLOWER after the end, INVALID_REQUEST for more than PARTITIONS_MAX partitions.
+        """
         driver = self.driver
         if driver.has_ended:
             return m.FetchSnapshotResponse(error_code=ErrorCode.NOT_LEADER_OR_FOLLOWER)
@@ -72,7 +74,7 @@ class QuorumService:
             return m.FetchSnapshotResponse(error_code=ErrorCode.INVALID_REQUEST)
         is_leader, leader = driver.is_leader, m.LeaderIdAndEpoch(driver.election.leader_id, driver.epoch)
         cluster_id = driver.config.cluster_id
-        if is_leader and counts_as_alive(request, cluster_id, driver.epoch):
+        if is_leader and follows_leader(request, cluster_id, driver.epoch):
             driver.post(SnapshotServed(request.replica_id))
         limit, store = self.snapshot_response_bytes_max, driver.replica.store
         return await asyncio.to_thread(read_snapshot, request, store, cluster_id, leader, is_leader, limit)
@@ -80,18 +82,18 @@ class QuorumService:
     async def describe_quorum(
         self, request: m.DescribeQuorumRequest, context: RequestContext
     ) -> m.DescribeQuorumResponse:
-        """DescribeQuorum (API key 55); without topics it describes the metadata partition."""
+        """Handle DescribeQuorum (55). A request without topics describes the metadata partition."""
         if sum(max(1, len(topic.partition_indexes)) for topic in request.topics) > DESCRIBED_PARTITIONS_MAX:
             return m.DescribeQuorumResponse(error_code=ErrorCode.INVALID_REQUEST)
         return self.driver.describe(request)
 
 
-def counts_as_alive(request: m.FetchSnapshotRequest, cluster_id: str, epoch: int) -> bool:
-    """Whether a replica that asks so follows the leader of `epoch` (630-12)."""
+def follows_leader(request: m.FetchSnapshotRequest, cluster_id: str, epoch: int) -> bool:
+    """Return whether the sender follows the leader of `epoch`, so that it counts for check-quorum (630-12)."""
     return request.cluster_id in (None, cluster_id) and any(
-        topic.name == CLUSTER_METADATA_TOPIC and asked.partition == 0 and asked.current_leader_epoch == epoch
+        topic.name == CLUSTER_METADATA_TOPIC and part.partition == 0 and part.current_leader_epoch == epoch
         for topic in request.topics
-        for asked in topic.partitions
+        for part in topic.partitions
     )
 
 
@@ -103,17 +105,18 @@ def read_snapshot(
     is_leader: bool,
     response_bytes_max: int,
 ) -> m.FetchSnapshotResponse:
-    """The response. Blocking; a disk that cannot be read is an error code."""
+    """Return the response to FetchSnapshot with bytes from `store`. Blocks on file I/O; a disk error is an error
+    code."""
 
     def size_of(snapshot_id: m.SnapshotId) -> int | None:
         return store.size(snapshot_id) if snapshot_id.end_offset >= 0 and snapshot_id.epoch >= 0 else None
 
-    gone: set[m.SnapshotId] = set()
+    deleted: set[m.SnapshotId] = set()
 
     def read(part: Part) -> bytes:
         data = store.read(part.snapshot_id, part.position, part.size)
         if data is None:
-            gone.add(part.snapshot_id)
+            deleted.add(part.snapshot_id)
         return data or b""
 
     served = ServedPartition(leader, is_leader, size_of)
@@ -122,16 +125,16 @@ def read_snapshot(
         response = plan_fetch_snapshot(request, cluster_id, partitions, response_bytes_max).filled(read)
     except StorageError as error:
         return m.FetchSnapshotResponse(error_code=error.code)
-    return _without(response, gone) if gone else response
+    return _without(response, deleted) if deleted else response
 
 
-def _without(response: m.FetchSnapshotResponse, gone: set[m.SnapshotId]) -> m.FetchSnapshotResponse:
-    """Deleted since their size was asked for."""
+def _without(response: m.FetchSnapshotResponse, deleted: set[m.SnapshotId]) -> m.FetchSnapshotResponse:
+    """Replace snapshots that were deleted between planning and reading by SNAPSHOT_NOT_FOUND."""
 
-    def mark(answer: m.PartitionSnapshotResponse) -> m.PartitionSnapshotResponse:
-        if answer.snapshot_id not in gone:
-            return answer
-        return answer._replace(error_code=ErrorCode.SNAPSHOT_NOT_FOUND, size=0, unaligned_records=b"")
+    def mark(part: m.PartitionSnapshotResponse) -> m.PartitionSnapshotResponse:
+        if part.snapshot_id not in deleted:
+            return part
+        return part._replace(error_code=ErrorCode.SNAPSHOT_NOT_FOUND, size=0, unaligned_records=b"")
 
     topics = [topic._replace(partitions=tuple(map(mark, topic.partitions))) for topic in response.topics]
     return response._replace(topics=tuple(topics))

@@ -1,14 +1,14 @@
-"""One snapshot on its way from the leader to the store (630-12): the task behind the effect `FetchSnapshot`.
+"""Fetches one snapshot from the leader into the store (630-12): the task of the effect `FetchSnapshot`.
 
-A broken transfer goes on at the position that was reached, with the same leader in the same epoch: two nodes'
-snapshots of one id need not have the same bytes. So what was received goes with the task.
+A broken transfer resumes at its position, but only with the same leader in the same epoch: snapshots with the same id
+may differ in their bytes between nodes. Another leader therefore needs a new task and a new `.part` file.
 
-The check of a large file takes longer than a fetch timeout. Meanwhile the leader is asked for a byte now and then: so
-it keeps its quorum, and this replica does not take it for dead.
+Validating a large file takes longer than a fetch timeout. Meanwhile the task requests single bytes as keepalives, so
+that the leader keeps its quorum and this replica does not start an election.
 
-The end is told once, in the event loop, by a call of `SnapshotFetcherOwner`. A transfer that was given up tells nothing
-but of a snapshot that was whole by then, and leaves no `.part` file; it ends when the thread that checks the file did,
-and the next transfer waits for that.
+The result is reported once, in the event loop, to a `SnapshotFetchListener`. A cancelled transfer reports only a
+snapshot that was already complete, and leaves no `.part` file. The next transfer waits until its validation thread has
+ended.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ from kipmesh.transport.grpc.client import Connection, TransportError
 log = structlog.get_logger(__name__)
 
 FETCH_BYTES = 1 << 20
-"""Of one request: a transfer takes the event loop for a few ms at a time."""
-TOUCHES_A_TIMEOUT = 4
-"""How often the leader is asked for a byte in a fetch timeout, while the snapshot is checked."""
+"""Maximum bytes of one request, so that a transfer blocks the event loop for a few ms only."""
+KEEPALIVES_PER_TIMEOUT = 4
+"""Number of keepalives per fetch timeout while the snapshot is validated."""
 FAILED_PAUSE_S = 0.2
-"""Before Fetch is asked again for what will probably fail again: a full disk, a corrupt snapshot."""
+"""Time before a failure is reported. Its cause (a full disk, a corrupt snapshot) would probably fail the retry too."""
 
 
-class SnapshotFetcherOwner(Protocol):
-    """Who has the transfer done."""
+class SnapshotFetchListener(Protocol):
+    """Receives the progress and the result of a transfer."""
 
     def snapshot_progressed(self) -> None:
-        """Bytes came: the leader lives."""
+        """Called for each response that shows that the leader is alive."""
         ...
 
     def snapshot_received(self, snapshot_id: SnapshotId) -> Awaitable[bool]:
-        """It is one of the store's. Gives whether it is wanted; if not, it is deleted again."""
+        """Called when the snapshot is in the store. The result is False if it is obsolete and must be deleted."""
         ...
 
     def snapshot_failed(self, *, corrupt: bool) -> None:
-        """It is not to be had; `corrupt`: it came, and was no snapshot."""
+        """Called when the transfer has failed; `corrupt`: the received snapshot was invalid."""
         ...
 
 
@@ -68,23 +68,23 @@ class _TransferError(Exception):
 
 @dataclass(eq=False, repr=False)
 class SnapshotFetcher:
-    """One transfer; begun by `start`, given up by `cancel`."""
+    """One transfer, from `start` until its result is reported or `cancel` is called."""
 
     config: RaftConfig
     replica: QuorumReplica
     connection: Connection
-    wanted: FetchSnapshot
-    owner: SnapshotFetcherOwner
+    effect: FetchSnapshot
+    listener: SnapshotFetchListener
 
     def __post_init__(self) -> None:
-        self.snapshot_id = self.wanted.snapshot_id
-        self.begun_ms = monotonic_ms()
+        self.snapshot_id = self.effect.snapshot_id
+        self.started_ms = monotonic_ms()
         self._task: asyncio.Task[None] | None = None
-        self._touching: asyncio.Task[None] | None = None
-        self._is_whole = False
+        self._keepalives: asyncio.Task[None] | None = None
+        self._is_received = False
 
     def start(self, after: SnapshotFetcher | None, on_defect: Callable[[BaseException], None]) -> None:
-        """Begin, once the transfer before has ended."""
+        """Start the transfer once `after`, the previous one, has ended. `on_defect` receives unexpected errors."""
 
         def ended(task: asyncio.Task[None]) -> None:
             error = None if task.cancelled() else task.exception()
@@ -95,14 +95,14 @@ class SnapshotFetcher:
         self._task.add_done_callback(ended)
 
     def cancel(self) -> None:
-        """The leader is another, or the node stops: drop what is there. What a thread does goes on to its end."""
-        if self._touching is not None:
-            self._touching.cancel()
-        if self._task is not None and not self._is_whole:
+        """Abandon the transfer, because the leader changed or the node stops. A running validation still completes."""
+        if self._keepalives is not None:
+            self._keepalives.cancel()
+        if self._task is not None and not self._is_received:
             self._task.cancel()
 
     async def ended(self) -> None:
-        """Wait for the end, whichever it is."""
+        """Wait until the transfer has completed, failed or been cancelled."""
         if self._task is not None:
             await asyncio.wait([self._task])
 
@@ -116,7 +116,7 @@ class SnapshotFetcher:
             return
         try:
             await self._transfer(received)
-            self._is_whole = True
+            self._is_received = True
             await self._complete(received)
         except _TransferError as error:
             await self._fail(error)
@@ -124,13 +124,13 @@ class SnapshotFetcher:
             received.discard()
 
     async def _fail(self, error: _TransferError) -> None:
-        # Most often the leader has a newer one by now, and this one no more.
+        # The usual reason is that the leader has replaced the snapshot by a newer one.
         (log.error if error.corrupt else log.warning)(
-            "metadata snapshot not received", snapshot_id=self.snapshot_id, error=str(error)
+            "fetching a metadata snapshot failed", snapshot_id=self.snapshot_id, error=str(error)
         )
-        self._is_whole = False
+        self._is_received = False
         await asyncio.sleep(FAILED_PAUSE_S)
-        self.owner.snapshot_failed(corrupt=error.corrupt)
+        self.listener.snapshot_failed(corrupt=error.corrupt)
 
     async def _transfer(self, received: ReceivedSnapshot) -> None:
         config = self.config
@@ -138,25 +138,25 @@ class SnapshotFetcher:
         broken_at = -1
         while fetch.state is FetchState.FETCHING:
             try:
-                response = await self._ask(fetch, FETCH_BYTES)
+                response = await self._request(fetch, FETCH_BYTES)
             except TransportError as error:
                 if broken_at != fetch.position:
-                    log.info("metadata snapshot transfer broken", position=fetch.position, error=str(error))
+                    log.info("metadata snapshot transfer interrupted", position=fetch.position, error=str(error))
                 broken_at = fetch.position
                 await asyncio.sleep(config.retry_backoff_ms / 1000)
                 continue
-            await self._take(fetch, received, response)
+            await self._process(fetch, received, response)
 
-    async def _ask(self, fetch: SnapshotFetch, max_bytes: int) -> FetchSnapshotResponse:
-        """TransportError."""
+    async def _request(self, fetch: SnapshotFetch, max_bytes: int) -> FetchSnapshotResponse:
+        """Request the next bytes from the leader. Raises TransportError."""
         config = self.config
-        request = fetch_request(config.cluster_id, config.node_id, max_bytes, [(fetch, self.wanted.epoch)])
+        request = fetch_request(config.cluster_id, config.node_id, max_bytes, [(fetch, self.effect.epoch)])
         response: FetchSnapshotResponse = await self.connection.call(
             SERVICE, "FetchSnapshot", request, config.request_timeout_ms / 1000
         )
         return response
 
-    async def _take(self, fetch: SnapshotFetch, received: ReceivedSnapshot, response: FetchSnapshotResponse) -> None:
+    async def _process(self, fetch: SnapshotFetch, received: ReceivedSnapshot, response: FetchSnapshotResponse) -> None:
         for _, step in steps([fetch], response):
             match step:
                 case WriteBytes(position, data):
@@ -165,25 +165,25 @@ class SnapshotFetcher:
                     except StorageError as error:
                         raise _TransferError(error.message) from error
                     fetch.written()
-                    self.owner.snapshot_progressed()
+                    self.listener.snapshot_progressed()
                 case Ended(code, reason):
                     raise _TransferError(f"{reason}: {code.name}")
                 case Ignored(reason):
-                    log.info("answer of a metadata snapshot transfer ignored", reason=reason)
+                    log.info("response of a metadata snapshot transfer ignored", reason=reason)
                     await asyncio.sleep(self.config.retry_backoff_ms / 1000)
 
-    async def _keep_in_touch(self) -> None:
-        """Until it is cancelled; the leader's word that it has this snapshot no more is one as well."""
+    async def _send_keepalives(self) -> None:
+        """Request single bytes until cancelled. SNAPSHOT_NOT_FOUND also shows that the leader is alive."""
         while True:
-            await asyncio.sleep(self.config.fetch_timeout_ms / 1000 / TOUCHES_A_TIMEOUT)
+            await asyncio.sleep(self.config.fetch_timeout_ms / 1000 / KEEPALIVES_PER_TIMEOUT)
             with contextlib.suppress(TransportError):
-                response = await self._ask(SnapshotFetch(CLUSTER_METADATA_TOPIC, 0, self.snapshot_id), 1)
-                codes = {answer.error_code for topic in response.topics for answer in topic.partitions}
+                response = await self._request(SnapshotFetch(CLUSTER_METADATA_TOPIC, 0, self.snapshot_id), 1)
+                codes = {part.error_code for topic in response.topics for part in topic.partitions}
                 if not response.error_code and codes and codes <= {ErrorCode.NONE, ErrorCode.SNAPSHOT_NOT_FOUND}:
-                    self.owner.snapshot_progressed()
+                    self.listener.snapshot_progressed()
 
     async def _complete(self, received: ReceivedSnapshot) -> None:
-        self._touching = asyncio.create_task(self._keep_in_touch())
+        self._keepalives = asyncio.create_task(self._send_keepalives())
         try:
             await asyncio.to_thread(received.complete)
         except CorruptRecordError as error:
@@ -191,12 +191,12 @@ class SnapshotFetcher:
         except StorageError as error:
             raise _TransferError(error.message) from error
         finally:
-            self._touching.cancel()
-        if not await self.owner.snapshot_received(self.snapshot_id):
+            self._keepalives.cancel()
+        if not await self.listener.snapshot_received(self.snapshot_id):
             await self._delete()
 
     async def _delete(self) -> None:
         try:
             await asyncio.to_thread(self.replica.discard, self.snapshot_id)
-        except KafkaError as error:  # it stays, whole and committed: the next start finds it
-            log.warning("metadata snapshot not deleted", snapshot_id=self.snapshot_id, error=error.message)
+        except KafkaError as error:  # it is valid and committed, so the next start can load it
+            log.warning("deleting a metadata snapshot failed", snapshot_id=self.snapshot_id, error=error.message)

@@ -1,10 +1,9 @@
-"""Requests of the metadata quorum to its voters, each in a task of its own, so that a slow peer delays nobody.
+"""Sends quorum requests to voters, each in its own task, so that a slow peer does not delay other requests.
 
-Fetches to a peer share a stream, which is half the latency of a unary call. A fetch that nobody waits for any more
-is dropped with its stream when the next one goes out: it may lie with the peer for its whole time.
+Fetches to a peer share a stream, which halves the latency of a unary call. A new fetch cancels an abandoned one
+together with its stream, because the peer may hold the old fetch for its whole maximum wait.
 
-A peer that refuses again and again is asked less often: its failures are told late, up to `FAILURE_PAUSE_MAX_S`. What
-the machine does after that is its own business.
+Repeated failures of a peer are reported with a delay of up to `FAILURE_PAUSE_MAX_S`, so that it is retried less often.
 
 Invariant: a request ends in exactly one of `ResponseReceived` and `RequestFailed`, or in neither after `close`.
 """
@@ -37,7 +36,7 @@ FAILURE_PAUSE_MAX_S = 0.1
 
 
 class _Peer:
-    """One voter, as it is reached."""
+    """The connection to one voter."""
 
     def __init__(self, address: str, pool: ConnectionPool) -> None:
         self.address = address
@@ -47,7 +46,7 @@ class _Peer:
         self._is_fetching = False
 
     async def send(self, request: Request, timeout_s: float) -> Response:
-        """One exchange; TransportError, KafkaError for what cannot be said."""
+        """Send a request and return its response. Raises TransportError, or KafkaError if it cannot be encoded."""
         if isinstance(request, m.FetchRequest):
             return await self._fetch(request, timeout_s)
         connection = self._pool.get(self.address)
@@ -73,14 +72,17 @@ class _Peer:
         return response
 
     def drop_stream(self) -> None:
-        """The fetch that is under way fails."""
+        """Cancel the fetch stream; a fetch in flight fails."""
         if self._stream is not None:
             self._stream.cancel()
         self._stream, self._is_fetching = None, False
 
 
 class Transport:
-    """See the module."""
+    """Requests of one replica to the voters. See the module.
+
+    Args: post: receives the result of each request; on_defect: called with an error that is not a peer's failure.
+    """
 
     def __init__(
         self,
@@ -89,13 +91,12 @@ class Transport:
         post: Callable[[ResponseReceived | RequestFailed], None],
         on_defect: Callable[[BaseException], None],
     ) -> None:
-        """`post` gets how each request ended. `on_defect`: an error that is no failure of a peer."""
         self._peers = {voter.id: _Peer(voter.address, pool) for voter in voters}
         self._post = post
         self._tasks = BackgroundTasks(on_defect)
 
     def send(self, effect: Send) -> None:
-        """Send a request to a voter."""
+        """Send a request to the voter `effect.node_id` in a new task."""
         self._tasks.spawn(self._exchange(effect, self._peers[effect.node_id]))
 
     async def _exchange(self, effect: Send, peer: _Peer) -> None:
@@ -112,7 +113,7 @@ class Transport:
             self._post(ResponseReceived(effect.request_id, response))
 
     async def close(self) -> None:
-        """Drop what is under way; nothing is told of it. Idempotent."""
+        """Cancel all requests without reporting their results. Idempotent."""
         for peer in self._peers.values():
             peer.drop_stream()
         await self._tasks.cancel()

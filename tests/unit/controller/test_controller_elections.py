@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from kipmesh import messages as m
-from kipmesh.controller import leader_balance
-from kipmesh.controller import owner as owners
+from kipmesh.controller import decision_queue, leader_balance
+from kipmesh.controller.decision_queue import ControllerParts
 from kipmesh.controller.handlers import controller_pipeline, elections
 from kipmesh.controller.leader_balance import LeaderBalance
-from kipmesh.controller.owner import ControllerParts
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata.elections import ElectionResult
 from kipmesh.core.metadata.image import PartitionState
@@ -183,7 +182,7 @@ async def test_an_unclean_election_is_given_up_where_nothing_more_is_taken(
         wanted: list[m.TopicIdPartition] = []
         while not wanted:
             wanted = list((await mesh.brokers[1].heartbeat()).wanted_log_ends)
-        monkeypatch.setattr(owners, "OPERATIONS_MAX", 0)
+        monkeypatch.setattr(decision_queue, "OPERATIONS_MAX", 0)
         assert (await election).error_code == ErrorCode.REQUEST_TIMED_OUT
         monkeypatch.undo()
         assert not (await mesh.brokers[1].heartbeat()).wanted_log_ends, "nobody waits for it any more"
@@ -220,7 +219,7 @@ async def test_an_unclean_election_that_fails_half_way_leaves_no_wish(
 
 async def test_a_round_goes_on_after_errors_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader_balance, "ELECTIONS_MAX", 3)
-    monkeypatch.setattr(leader_balance, "LOOKED_AT_MAX", 2)
+    monkeypatch.setattr(leader_balance, "CHECKED_MAX", 2)
     answers: list[Any] = [KafkaError(ErrorCode.NOT_CONTROLLER), list(range(9)), 1, 2, ValueError("a bug"), [], [7], 1]
     done = asyncio.Event()
 

@@ -11,4 +11,4 @@ from kipmesh.node import health, http
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is slow is not who does not answer."""
     monkeypatch.setattr(health, "TIMEOUT_S", 60.0)
-    monkeypatch.setattr(http, "LOOP_ANSWER_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(http, "LOOP_RESPONSE_TIMEOUT_S", 60.0)

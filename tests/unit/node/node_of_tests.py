@@ -62,7 +62,7 @@ class NodeOfTests:
 if __name__ == "__main__":
     behaviour = sys.argv.pop(1)
     if behaviour != "blocks":
-        http.LOOP_ANSWER_TIMEOUT_S = 60.0  # who is slow with the machine is not blocked
+        http.LOOP_RESPONSE_TIMEOUT_S = 60.0  # who is slow with the machine is not blocked
     service = Service(
         module="node_of_tests",
         summary="A node for tests.",

@@ -61,7 +61,7 @@ def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
         taken.bind(("127.0.0.1", 0))  # bound, and nobody listens
         port = taken.getsockname()[1]
         assert health.main([str(port)], {}) == 1
-    assert f"no answer at 127.0.0.1:{port}/readyz" in capsys.readouterr().out
+    assert f"no response from 127.0.0.1:{port}/readyz" in capsys.readouterr().out
 
 
 def test_what_is_no_http_is_not_healthy(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,15 +9,15 @@ from prometheus_client import CollectorRegistry
 
 from kipmesh.core.config import BrokerConfig, ControllerConfig
 from kipmesh.core.config.node import ConsumerServiceConfig
-from kipmesh.node.http import DiskSpaceCollector, data_folders
+from kipmesh.node.http import DiskSpaceCollector, data_directories
 
 
 def test_folders_are_those_of_the_configuration() -> None:
-    assert data_folders(BrokerConfig.model_construct(log_dirs=("a", "b"), metadata_log_dir="")) == ("a", "b")
-    assert data_folders(BrokerConfig.model_construct(log_dirs=("a", "b"), metadata_log_dir="b")) == ("a", "b")
-    assert data_folders(BrokerConfig.model_construct(log_dirs=("a",), metadata_log_dir="m")) == ("a", "m")
-    assert data_folders(ControllerConfig.model_construct(metadata_log_dir="m")) == ("m",)
-    assert data_folders(ConsumerServiceConfig.model_construct()) == ()
+    assert data_directories(BrokerConfig.model_construct(log_dirs=("a", "b"), metadata_log_dir="")) == ("a", "b")
+    assert data_directories(BrokerConfig.model_construct(log_dirs=("a", "b"), metadata_log_dir="b")) == ("a", "b")
+    assert data_directories(BrokerConfig.model_construct(log_dirs=("a",), metadata_log_dir="m")) == ("a", "m")
+    assert data_directories(ControllerConfig.model_construct(metadata_log_dir="m")) == ("m",)
+    assert data_directories(ConsumerServiceConfig.model_construct()) == ()
 
 
 def test_a_folder_that_is_gone_has_no_value_and_hides_no_other(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_a_signal_stops_cleanly(start: Start, number: signal.Signals) -> None:
 
 def test_a_signal_while_it_starts_stops_it(start: Start) -> None:
     child = start("slow-start")
-    wait_for_event(child, "probes are served")
+    wait_for_event(child, "probe server started")
     time.sleep(0.1)
     child.terminate()
     assert child.wait(60) == 0
@@ -82,7 +82,7 @@ def test_a_signal_while_it_starts_stops_it(start: Start) -> None:
 
 def test_probes_and_metrics(start: Start) -> None:
     child = start("ok")
-    port = wait_for_event(child, "probes are served")["port"]
+    port = wait_for_event(child, "probe server started")["port"]
     wait_for_event(child, "started")
     assert get(port, "/healthz") == (200, "alive\n")
     assert get(port, "/readyz?verbose") == (200, "ready\n")
@@ -97,25 +97,25 @@ def test_probes_and_metrics(start: Start) -> None:
 
 def test_not_ready_while_it_starts(start: Start) -> None:
     child = start("slow-start")
-    port = wait_for_event(child, "probes are served")["port"]
+    port = wait_for_event(child, "probe server started")["port"]
     assert get(port, "/readyz") == (503, "not ready\n")
     assert get(port, "/healthz")[0] == 200
 
 
 def test_a_blocked_event_loop_is_not_healthy(start: Start) -> None:
     child = start("blocks")
-    port = wait_for_event(child, "probes are served")["port"]
+    port = wait_for_event(child, "probe server started")["port"]
     wait_for_event(child, "started")
     deadline = time.monotonic() + 60
     while (answer := get(port, "/healthz")) == (200, "alive\n") and time.monotonic() < deadline:
         time.sleep(0.05)  # it will block in a moment
-    assert answer == (503, "the event loop did not answer within 2 s\n")
+    assert answer == (503, "the event loop did not respond within 2 s\n")
     assert get(port, "/metrics")[0] == 200
 
 
 def test_too_many_connections_are_refused(start: Start) -> None:
     child = start("ok")
-    port = wait_for_event(child, "probes are served")["port"]
+    port = wait_for_event(child, "probe server started")["port"]
     idle = [socket.create_connection(("127.0.0.1", int(str(port)))) for _ in range(16)]
     try:
         deadline = time.monotonic() + 60
@@ -171,7 +171,7 @@ def test_a_node_that_cannot_go_on_ends_the_process(start: Start) -> None:
     out, err = child.communicate(timeout=60)
     assert child.returncode == 1
     assert out == ""  # not a clean stop
-    assert err.splitlines()[-1].startswith("node_of_tests: cannot go on: [Errno 28] No space left")
+    assert err.splitlines()[-1].startswith("node_of_tests: cannot continue: [Errno 28] No space left")
 
 
 def test_the_port_of_the_probes_may_be_taken(start: Start) -> None:

@@ -410,7 +410,7 @@ def test_elections_of_an_event_are_counted_and_logged(three: Controller) -> None
         counts = log_decided(three.image, [event], [None], delta)
     assert counts == (2, 0)
     fenced, elected = lines
-    assert fenced["event"] == "broker fenced"
+    assert (fenced["event"], fenced["state"]) == ("broker state changed", "fenced")
     assert (elected["event"], elected["partitions"], elected["without_leader"]) == ("leaders elected", 2, 1)
     assert elected["examples"] == ["t-0: 1 -> 2", "t-1: 1 -> 3", "single-0: 1 -> -1, waits for [1]"]
     assert delta.fencing_effects[0].examples[2] == LeaderExample((single, 0), 1, -1)

@@ -99,4 +99,4 @@ async def test_a_log_that_starts_after_all_snapshots_is_told() -> None:
     async with running(member):
         await until(lambda: member.failures)
     assert isinstance(member.failures[0], StorageError)
-    assert "starts at 4" in str(member.failures[0])
+    assert "starts at offset 4" in str(member.failures[0])

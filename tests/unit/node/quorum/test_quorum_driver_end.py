@@ -101,4 +101,4 @@ async def test_fetches_that_wait_are_answered_when_their_leader_goes(tmp_path: P
         await leader.driver.stop()
         (answer,) = await asyncio.wait_for(asyncio.gather(*waiting), 10)
         assert answer.error_code is ErrorCode.NOT_LEADER_OR_FOLLOWER
-        assert not leader.driver._open
+        assert not leader.driver._pending

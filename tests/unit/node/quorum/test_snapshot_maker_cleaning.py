@@ -162,7 +162,7 @@ async def test_a_defect_of_the_cleaning_is_told(monkeypatch: pytest.MonkeyPatch)
     def plan(maker: snapshot_maker.SnapshotMaker) -> int:
         raise ValueError("defect")
 
-    monkeypatch.setattr(snapshot_maker.SnapshotMaker, "_plan", plan)
+    monkeypatch.setattr(snapshot_maker.SnapshotMaker, "_plan_log_start", plan)
     member = Cleaned()
     async with running(member):
         await until(lambda: member.failures)
