@@ -1,6 +1,6 @@
-"""The simulation of replication bites: known bugs, put in one at a time, are found within a few seeds.
+"""The replication simulator finds known bugs, injected one at a time, within a few seeds.
 
-Each bug is a patch of production code here; that has no switch for any of them.
+Each bug is a patch of production code, which has no switches for them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def high_watermark_from_the_leader_alone(patch: Patch) -> None:
     patch.setattr(PartitionLeader, "advance", advance)
 
 
-def new_leaders_commit_all_that_they_have(patch: Patch) -> None:
+def new_leaders_commit_their_whole_log(patch: Patch) -> None:
     original = PartitionLeader.__init__
 
     def init(self: PartitionLeader, **keys: Any) -> None:
@@ -55,7 +55,7 @@ def nothing_counts_as_pending(patch: Patch) -> None:
     patch.setattr(PartitionLeader, "isr_change_sent", sent)
 
 
-def joiners_need_not_have_caught_up(patch: Patch) -> None:
+def lagging_replicas_join_isr(patch: Patch) -> None:
     def isr_to_join(self: PartitionLeader, replica: int) -> IsrChange | None:
         if self.pending is not None or replica in self.isr or not self._is_eligible(replica):
             return None
@@ -68,7 +68,7 @@ def acknowledges_below_the_least_isr(patch: Patch) -> None:
     patch.setattr(PartitionLeader, "is_under_min_isr", property(lambda self: False))
 
 
-def acknowledges_at_once(patch: Patch) -> None:
+def acknowledges_without_replication(patch: Patch) -> None:
     def when_replicated(self: Replica, offset: int, leader_epoch: int, done: Callable[[ErrorCode], None]) -> None:
         done(ErrorCode.NONE)
 
@@ -76,7 +76,7 @@ def acknowledges_at_once(patch: Patch) -> None:
 
 
 def truncates_to_the_high_watermark(patch: Patch) -> None:
-    """As Apache Kafka before KIP-101."""
+    """Truncation of followers as in Apache Kafka before KIP-101."""
     original = Replica.become_follower
 
     def become_follower(self: Replica, state: PartitionState) -> None:
@@ -91,7 +91,10 @@ def never_truncates(patch: Patch) -> None:
 
 
 def truncates_too_little(patch: Patch) -> None:
-    """By one record, once a leader epoch; one with every answer would do, for the leader compares until all is well."""
+    """Truncate by only one record per leader epoch.
+
+    Truncating one record per response would be correct, because the leader compares until the logs match.
+    """
     cut: set[tuple[Replica, int]] = set()
 
     def truncate(self: Replica, diverging: EpochEndOffset) -> int:
@@ -107,7 +110,7 @@ def epochs_are_not_truncated(patch: Patch) -> None:
     patch.setattr(LeaderEpochs, "truncate_from_end", lambda self, end_offset: None)
 
 
-def followers_serve_all_that_they_have(patch: Patch) -> None:
+def followers_serve_uncommitted_records(patch: Patch) -> None:
     original = FollowerWatermarks.observe_leader
 
     def observe_leader(self: FollowerWatermarks, leader_high_watermark: int, log_end_offset: int) -> FollowerWatermarks:
@@ -126,7 +129,7 @@ def unclean_stops_count_as_clean(patch: Patch) -> None:
 
 
 def unclean_brokers_stay_in_isrs(patch: Patch) -> None:
-    patch.setattr(brokers.BrokerLifecycle, "_departure", lambda self, gone, *, unclean: [])
+    patch.setattr(brokers.BrokerLifecycle, "_leave_records", lambda self, excluded, *, unclean: [])
 
 
 def elects_outside_of_the_isr(patch: Patch) -> None:
@@ -145,7 +148,7 @@ def elects_outside_of_the_isr(patch: Patch) -> None:
     patch.setattr(fencing, "without_broker", without_broker)
 
 
-def elects_the_first_log_that_is_told(patch: Patch) -> None:
+def elects_first_reported_log_end(patch: Patch) -> None:
     def elect(
         key: Any, state: PartitionState, log_ends: Mapping[int, Any], can_lead: Any, *, unclean_allowed: bool
     ) -> PartitionChangeRecord | None:
@@ -160,17 +163,17 @@ def elects_the_first_log_that_is_told(patch: Patch) -> None:
     patch.setattr(elections, "elect_by_log_end", elect)
 
 
-def recovery_points_stay_when_a_log_is_cut(patch: Patch) -> None:
+def truncation_keeps_recovery_point(patch: Patch) -> None:
     patch.setattr(Durability, "lower", lambda self, log_end_offset: None)
 
 
-def new_leaders_tell_their_high_watermark(patch: Patch) -> None:
-    """392-09: it is told, and ends epochs, before it has reached the leader's epoch."""
+def new_leaders_send_their_high_watermark(patch: Patch) -> None:
+    """392-09: the high watermark is sent, and ends epochs, before it has reached the leader's epoch."""
     patch.setattr(PartitionLeader, "high_watermark_is_known", property(lambda self: True))
 
 
-def gaps_are_taken(patch: Patch) -> None:
-    """A leader serves a follower beyond what that has: the position that it asked for is not looked at."""
+def ignores_fetch_offset_of_followers(patch: Patch) -> None:
+    """The leader serves followers beyond their log end, because it ignores their fetch offset."""
     original = Replica.follower_fetched
 
     def fetched(self: Replica, leader: Any, replica_id: int, epoch: int, request: FetchPartition, fetches: Any) -> None:
@@ -184,7 +187,7 @@ def gaps_are_taken(patch: Patch) -> None:
 
 @dataclass(frozen=True)
 class Bug:
-    """A patch, and the worlds that it is looked for in."""
+    """A patch, and the worlds in which it is searched."""
 
     patch: Callable[[Patch], None]
     min_isr: int | None = None
@@ -197,33 +200,33 @@ class Bug:
 
 BUGS = [
     Bug(high_watermark_from_the_leader_alone),
-    Bug(new_leaders_commit_all_that_they_have),
+    Bug(new_leaders_commit_their_whole_log),
     Bug(nothing_counts_as_pending),
-    Bug(joiners_need_not_have_caught_up),
+    Bug(lagging_replicas_join_isr),
     Bug(acknowledges_below_the_least_isr, min_isr=2),
-    Bug(acknowledges_at_once),
+    Bug(acknowledges_without_replication),
     Bug(truncates_to_the_high_watermark, first_seed=59),
     Bug(never_truncates),
     Bug(truncates_too_little, first_seed=12),
     Bug(epochs_are_not_truncated, first_seed=9),
-    Bug(followers_serve_all_that_they_have),
+    Bug(followers_serve_uncommitted_records),
     Bug(unclean_stops_count_as_clean, first_seed=22),
     Bug(unclean_brokers_stay_in_isrs, first_seed=15),
     Bug(elects_outside_of_the_isr),
-    Bug(elects_the_first_log_that_is_told, first_seed=30),
+    Bug(elects_first_reported_log_end, first_seed=30),
     Bug(
-        recovery_points_stay_when_a_log_is_cut,
+        truncation_keeps_recovery_point,
         only_faults=("isolate", "split", "cut_power", "crash_at_point"),
         first_seed=636,  # one seed in a hundred
     ),
-    Bug(new_leaders_tell_their_high_watermark, first_seed=87),  # one seed in thirty
-    Bug(gaps_are_taken),
+    Bug(new_leaders_send_their_high_watermark, first_seed=87),  # one seed in thirty
+    Bug(ignores_fetch_offset_of_followers),
 ]
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.patch.__name__)
-def test_a_known_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the same world is clean without the bug."""
+def test_known_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same world is clean without the bug."""
     with monkeypatch.context() as patch:
         bug.patch(patch)
         seeds = range(bug.first_seed, bug.first_seed + SEEDS_MAX)

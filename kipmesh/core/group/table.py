@@ -7,6 +7,7 @@ offset.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from kipmesh.core.group.records import GroupMetadataValue, OffsetCommitKey, OffsetCommitValue, OffsetRecord, Record
 
@@ -14,14 +15,14 @@ TopicPartition = tuple[str, int]
 _NO_OFFSETS: Mapping[TopicPartition, OffsetCommitValue] = {}
 
 
+@dataclass(slots=True, repr=False)
 class GroupTable:
     """Groups and committed offsets, replayed from records."""
 
-    def __init__(self) -> None:
-        self.groups: dict[str, GroupMetadataValue] = {}
-        """Group id -> last generation."""
-        self._offsets: dict[str, dict[TopicPartition, OffsetCommitValue]] = {}
-        self.offset_count = 0
+    groups: dict[str, GroupMetadataValue] = field(default_factory=dict, init=False)
+    """Group id -> last generation."""
+    offset_count: int = field(default=0, init=False)
+    _offsets: dict[str, dict[TopicPartition, OffsetCommitValue]] = field(default_factory=dict, init=False)
 
     def replay(self, record: Record) -> None:
         """Apply the next record."""
@@ -61,10 +62,3 @@ class GroupTable:
         for group_id, offsets in list(self._offsets.items()):
             for place, value in list(offsets.items()):
                 yield group_id, place, value.offset
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, GroupTable):
-            return NotImplemented
-        return (self.groups, self._offsets) == (other.groups, other._offsets)
-
-    __hash__ = None  # type: ignore[assignment]

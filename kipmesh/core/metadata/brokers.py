@@ -412,7 +412,7 @@ def _listeners_fault(request: m.BrokerRegistrationRequest) -> str | None:
     if not all(is_name(listener.name) and is_name(listener.host) for listener in request.listeners):
         return f"a listener's name and host must have {NAME_RULE}"
     if len(set(names)) != len(names):
-        return "two listeners have the same name"
+        return "listener names must be unique"
     if any(not 0 <= listener.port <= _UINT16_MAX for listener in request.listeners):
         return f"a listener's port must be between 0 and {_UINT16_MAX}"
     if any(not 0 <= listener.security_protocol <= _INT16_MAX for listener in request.listeners):

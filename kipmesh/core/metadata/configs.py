@@ -70,7 +70,7 @@ def _alterations(image: MetadataImage, resource: m.AlterConfigsResource) -> list
         if config.name in altered:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"configuration key {config.name!r} is altered more than once")
         if is_broker and config.name not in DYNAMIC_KEYS:
-            raise InvalidConfigError(f"configuration key {config.name!r} of a broker cannot be changed at runtime")
+            raise InvalidConfigError(f"broker key {config.name!r} cannot be changed at runtime; restart the broker")
         match config.config_operation:
             case AlterOperation.SET:
                 if config.value is None:
@@ -81,9 +81,9 @@ def _alterations(image: MetadataImage, resource: m.AlterConfigsResource) -> list
                     raise InvalidConfigError(f"unknown configuration key {config.name!r}")
                 altered[config.name] = None
             case AlterOperation.APPEND | AlterOperation.SUBTRACT:
-                raise InvalidConfigError(f"configuration key {config.name!r} is not a list")
+                raise InvalidConfigError(f"configuration key {config.name!r} is not a list; set or delete it")
             case _:
-                raise KafkaError(ErrorCode.INVALID_REQUEST, f"unknown operation {config.config_operation}")
+                raise KafkaError(ErrorCode.INVALID_REQUEST, f"operation must be 0 to 3, got {config.config_operation}")
     if not is_broker:
         TopicConfig.parse({key: value for key, value in {**before, **altered}.items() if value is not None})
     return [

@@ -48,7 +48,7 @@ def alter_user_scram_credentials(
             if requested.name in errors:
                 continue
             if requested.name in records:
-                text = "a user credential cannot be altered twice in the same request"
+                text = f"the request alters user {requested.name!r} more than once"
                 raise KafkaError(ErrorCode.DUPLICATE_RESOURCE, text)
             if isinstance(requested, m.ScramCredentialDeletion):
                 records[requested.name] = _deletion(controller.image, requested)

@@ -147,7 +147,7 @@ def _placement(image: MetadataImage, replication_factor: int) -> Placement:
 def _assigned_replicas(image: MetadataImage, assignments: Sequence[m.CreatableReplicaAssignment]) -> list[Replicas]:
     by_index = {assignment.partition_index: tuple(assignment.broker_ids) for assignment in assignments}
     if sorted(by_index) != list(range(len(assignments))):
-        text = "assigned partitions must be numbered 0, 1, 2 ..., each once"
+        text = f"assigned partitions must be 0 to {len(assignments) - 1}, each once"
         raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, text)
     replicas: list[Replicas] = [by_index[index] for index in range(len(assignments))]
     _check_assignment(image, replicas, len(replicas[0]))
@@ -216,7 +216,8 @@ def _to_delete(image: MetadataImage, requested: m.DeleteTopicState) -> TopicStat
     if not requested.topic_id:
         return find_topic(image, name)
     if requested.name is not None:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "name a topic by its name or its id, not both")
+        text = f"topic {name!r} is named by its name and its id; use one of them"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, text)
     topic = image.topics.get(requested.topic_id)
     if topic is None:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, f"no topic has id {requested.topic_id.hex()}")
