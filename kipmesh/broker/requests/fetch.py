@@ -83,36 +83,6 @@ class _Reader:
         return "" if topic is None else topic.name
 
 
-class _Wait:
-    """Waits for events or a timeout. An event during a read is remembered."""
-
-    __slots__ = ("_done", "_loop", "expired", "is_awake")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._done: asyncio.Future[None] | None = None
-        self.is_awake = False
-        self.expired = False
-
-    def wake(self) -> None:
-        """Signal an event."""
-        self.is_awake = True
-        if self._done is not None and not self._done.done():
-            self._done.set_result(None)
-
-    def expire(self) -> None:
-        """Signal the timeout."""
-        self.expired = True
-        self.wake()
-
-    async def next(self) -> None:
-        """Wait for an event since the last return."""
-        if not self.is_awake:
-            self._done = self._loop.create_future()
-            await self._done
-        self.is_awake = False
-
-
 @dataclass(eq=False)
 class FetchHandler:
     """Responds to Fetch and ListFetchSessions."""
@@ -221,13 +191,19 @@ class FetchHandler:
 
     @staticmethod
     async def _wait(fetch: Fetch, reader: _Reader, max_wait_ms: int) -> None:
-        loop = asyncio.get_running_loop()
-        wait = _Wait(loop)
-        fetch.wait(wait.wake)
-        timer = loop.call_later(max_wait_ms / 1000, wait.expire)
+        wake, is_expired = asyncio.Event(), False
+
+        def expire() -> None:
+            nonlocal is_expired
+            is_expired = True
+            wake.set()
+
+        fetch.wait(wake.set)
+        timer = asyncio.get_running_loop().call_later(max_wait_ms / 1000, expire)
         try:
-            while not fetch.is_complete and not wait.expired:
-                await wait.next()
+            while not fetch.is_complete and not is_expired:
+                await wake.wait()
+                wake.clear()
                 fetch.read(reader)
         finally:
             timer.cancel()
