@@ -212,21 +212,23 @@ class Cluster:
         """Send one request to each leader, without retries. Every partition is in the returned values or errors."""
         results: dict[TopicPartition, Any] = {}
         groups: dict[int, list[TopicPartition]] = {}
-        for where in sorted(partitions):
-            known = self.metadata.partition(*where)
-            name = f"{where.topic}-{where.partition}"
+        for topic_partition in sorted(partitions):
+            known = self.metadata.partition(*topic_partition)
+            name = f"{topic_partition.topic}-{topic_partition.partition}"
             if known is None:
                 text = f"partition {name} is not in the metadata"
-                results[where] = KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
+                results[topic_partition] = KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
             elif known.leader_id not in self.metadata.brokers:
-                results[where] = KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {name} has no available leader")
+                results[topic_partition] = KafkaError(
+                    ErrorCode.LEADER_NOT_AVAILABLE, f"partition {name} has no available leader"
+                )
             else:
-                groups.setdefault(known.leader_id, []).append(where)
+                groups.setdefault(known.leader_id, []).append(topic_partition)
         calls = [self._call_leader(leader_id, group, leader_call, timeout_s) for leader_id, group in groups.items()]
         for group_results in await asyncio.gather(*calls):
             results.update(group_results)
-        failures = {where: result for where, result in results.items() if isinstance(result, KafkaError)}
-        return {where: result for where, result in results.items() if where not in failures}, failures
+        failures = {each: result for each, result in results.items() if isinstance(result, KafkaError)}
+        return {each: result for each, result in results.items() if each not in failures}, failures
 
     async def _call_leader(
         self, leader_id: int, group: Sequence[TopicPartition], leader_call: LeaderCall, timeout_s: float
@@ -242,17 +244,15 @@ class Cluster:
         except TransportError as error:
             return dict.fromkeys(group, transport_failure(error))
         method = api_of(request).rpc
-        results: dict[TopicPartition, Any] = {
-            where: KafkaError(
-                ErrorCode.NETWORK_EXCEPTION, f"{method} response lacks partition {where.topic}-{where.partition}"
-            )
-            for where in group
-        }
+        results: dict[TopicPartition, Any] = {}
+        for each in group:
+            text = f"{method} response lacks partition {each.topic}-{each.partition}"
+            results[each] = KafkaError(ErrorCode.NETWORK_EXCEPTION, text)
         for topic, partition, error_code, value in leader_call.parse(response):
             if error_code:
                 value = KafkaError(error_code, f"{method} failed for {topic}-{partition}")
-            if (where := TopicPartition(topic, partition)) in results:
-                results[where] = value
+            if (topic_partition := TopicPartition(topic, partition)) in results:
+                results[topic_partition] = value
         return results
 
     def topic_id(self, topic: str) -> bytes:

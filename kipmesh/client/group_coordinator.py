@@ -134,4 +134,4 @@ class GroupCoordinator:
         """Return the committed offset of each of these partitions that has one."""
         wanted = list(partitions)
         found = await self.fetch_offsets(wanted, timeout_s) if wanted else {}
-        return {where: each.committed_offset for where, each in found.items()}
+        return {topic_partition: each.committed_offset for topic_partition, each in found.items()}

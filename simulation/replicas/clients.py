@@ -1,8 +1,8 @@
 """Producers and consumers of a run.
 
-A producer has one request in flight and repeats it until it is acknowledged or given up; without idempotence a repeated
-batch may be in the log twice. A consumer is the real `PartitionReader` of one partition, with the news that
-`ReplicaSelection` makes of real metadata; it reads from leaders and followers, and gives what it gets to the checker.
+A producer has one request in flight and repeats it until it is acknowledged or times out. Without idempotence a
+repeated batch may be in the log twice. A consumer runs the production `PartitionReader` of one partition with real
+metadata from `ReplicaSelection`. It reads from leaders and followers, and passes records to the checker.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from kipmesh import messages as m
 from kipmesh.client.consumer.replica_selection import ReplicaSelection
 from kipmesh.client.consumer.rules.reader import PartitionReader
 from kipmesh.client.consumer.rules.values import (
-    AwaitAnswer,
     AwaitMetadata,
+    AwaitResponse,
     BackOff,
     Effects,
     EndOfEpochAtLeader,
@@ -26,7 +26,7 @@ from kipmesh.client.consumer.rules.values import (
     FetchFrom,
     ListOffsetsAtLeader,
     OffsetReset,
-    PartitionNews,
+    PartitionView,
     RaiseError,
     RefreshMetadata,
     TakeRecords,
@@ -47,13 +47,13 @@ from simulation.replicas.transport import Process, SimNetwork
 _FETCH_WAIT_MS = 300
 _GIVE_UP_MS = 3000
 _LAST_MS = 600
-"""For one more batch to each partition at the end."""
+"""Timeout of the final batch to each partition."""
 _WAKE_MS = 100
-"""Somebody who sleeps wakes so long after the last moment to produce."""
+"""Sleeping producers wake this long after the end of production."""
 
 
 class Client:
-    """A process that knows some metadata."""
+    """A client process with its metadata."""
 
     def __init__(self, network: SimNetwork, settings: Settings, checker: Checker, node_id: int, name: str) -> None:
         self.settings = settings
@@ -69,18 +69,18 @@ class Client:
         self.partitions: dict[int, PartitionMetadata] = {}
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a task of this process."""
+        """Run a task in this process."""
         self.loop.deliver(lambda: self.loop.create_task(work))
 
     async def call(self, broker_id: int, method: str, request: Any, timeout_s: float) -> Any:
-        """One request to a broker; TransportError."""
+        """Send one request to a broker. Raises TransportError."""
         connection = self.process.pool.get(address_of(broker_id))
         if method == "Fetch":
             return await connection.exchange("Broker", "FetchStream", request, timeout_s)
         return await connection.call("Broker", method, request, timeout_s)
 
     async def refresh(self) -> bool:
-        """Ask some broker for metadata; whether it had an answer."""
+        """Request metadata from a random broker. Return whether it responded."""
         broker_id = self.rng.choice(self.settings.broker_ids)
         request = m.MetadataRequest([m.MetadataRequestTopic(name=TOPIC)])
         try:
@@ -89,16 +89,16 @@ class Client:
             return False
         if response.error_code or not response.topics or response.topics[0].error_code:
             return False
-        self.brokers = {one.node_id: one for one in response.brokers}
-        for index, said in topic_metadata(TOPIC, response.topics[0]).partitions.items():
+        self.brokers = {broker.node_id: broker for broker in response.brokers}
+        for index, partition in topic_metadata(TOPIC, response.topics[0]).partitions.items():
             known = self.partitions.get(index)
-            if known is None or said.leader_epoch >= known.leader_epoch:
-                self.partitions[index] = said
+            if known is None or partition.leader_epoch >= known.leader_epoch:
+                self.partitions[index] = partition
         return True
 
 
 class Producer(Client):
-    """See the module."""
+    """A producer, see the module."""
 
     def __init__(self, network: SimNetwork, settings: Settings, checker: Checker, number: int) -> None:
         super().__init__(network, settings, checker, 200 + number, f"producer-{number}")
@@ -107,7 +107,7 @@ class Producer(Client):
         self._sequence = 0
 
     def start(self) -> None:
-        """Begin."""
+        """Start producing."""
         self.spawn(self._run())
 
     async def _run(self) -> None:
@@ -121,7 +121,7 @@ class Producer(Client):
             self.last_acknowledged_ms.pop(partition, None)
             await self._send(partition, -1, _LAST_MS)
 
-    async def _send(self, partition: int, acks: int, patience_ms: int) -> None:
+    async def _send(self, partition: int, acks: int, timeout_ms: int) -> None:
         self._sequence += 1
         values = [f"{self.node_id}-{self._sequence}-{n}".encode() for n in range(self.rng.choice((1, 1, 3)))]
         batch = record_batch.build(
@@ -131,7 +131,7 @@ class Producer(Client):
             timestamp_ms=WALL_MS + int(self.engine.now_ms),
         )
         was_done = self.is_done
-        until_ms = self.loop.now_ms() + patience_ms
+        until_ms = self.loop.now_ms() + timeout_ms
         data = [m.TopicProduceData(TOPIC, self.settings.topic_id, [m.PartitionProduceData(partition, batch)])]
         self.counts["batches sent"] += 1
         while self.loop.now_ms() < until_ms and self.is_done == was_done:
@@ -145,26 +145,26 @@ class Producer(Client):
             except TransportError:
                 code, base = int(ErrorCode.NETWORK_EXCEPTION), -1
             else:
-                answer = response.responses[0].partition_responses[0]
-                code, base = answer.error_code, answer.base_offset
+                result = response.responses[0].partition_responses[0]
+                code, base = result.error_code, result.base_offset
             if not code:
                 self.last_acknowledged_ms[partition] = self.engine.now_ms
                 if acks == -1:
-                    self.checker.acknowledged(partition, base, batch)
+                    self.checker.check_acknowledged(partition, base, batch)
                 return
             self.counts["produce errors"] += 1
             await asyncio.sleep(self.rng.uniform(0.02, 0.1))
             await self.refresh()
 
-    def check_at_end(self, waiting: set[int]) -> None:
-        """Each partition takes records at the end, but for those that wait for a lost replica."""
-        missing = set(range(self.settings.partitions)) - waiting - self.last_acknowledged_ms.keys()
+    def check_at_end(self, blocked: set[int]) -> None:
+        """Check that all partitions except `blocked`, which wait for a lost replica, accept batches at the end."""
+        missing = set(range(self.settings.partitions)) - blocked - self.last_acknowledged_ms.keys()
         if missing:
-            self.checker.fail(f"partitions {missing} took nothing of {self.name} at the end")
+            self.checker.fail(f"partitions {missing} acknowledged no batch of {self.name} at the end")
 
 
 class Consumer(Client):
-    """Reads one partition from its beginning."""
+    """Reads one partition from its start."""
 
     def __init__(
         self, network: SimNetwork, settings: Settings, checker: Checker, number: int, partition: int, rack: str
@@ -184,20 +184,20 @@ class Consumer(Client):
         self._cluster = SimpleNamespace(
             metadata=SimpleNamespace(brokers={}), backoff=SimpleNamespace(delay_s=self._delay_s)
         )
-        self._news = ReplicaSelection(config, cast("Any", self._cluster))
-        self.reader: PartitionReader = self._news.reader()
+        self._selection = ReplicaSelection(config, cast("Any", self._cluster))
+        self.reader: PartitionReader = self._selection.reader()
         self.high_watermark = -1
-        """The highest that it was told."""
+        """The highest received high watermark."""
         self._wake = asyncio.Event()
         self._is_refreshing = False
 
     def start(self) -> None:
-        """Begin."""
+        """Start reading."""
         self.spawn(self._run())
         self.spawn(self._keep_metadata())
 
     def _delay_s(self, attempts: int) -> float:
-        """As `kipmesh.client.calls.Backoff`, with the seed's generator."""
+        """Return the delay of `kipmesh.client.calls.Backoff`, with the seed's generator."""
         return min(0.04 * (1 << min(attempts - 1, 5)), 0.4) * self.rng.uniform(0.8, 1.2)
 
     async def _keep_metadata(self) -> None:
@@ -212,8 +212,8 @@ class Consumer(Client):
         try:
             if await self.refresh():
                 self._cluster.metadata.brokers = self.brokers
-                news: PartitionNews = self._news.of(TOPIC, self.partitions.get(self.partition))
-                self._do(self.reader.metadata(news, self.loop.now_ms()))
+                view: PartitionView = self._selection.of(TOPIC, self.partitions.get(self.partition))
+                self._apply(self.reader.metadata(view, self.loop.now_ms()))
         finally:
             self._is_refreshing = False
         self._wake.set()
@@ -223,7 +223,7 @@ class Consumer(Client):
         while True:
             self._wake.clear()
             now_ms = self.loop.now_ms()
-            self._do(reader.tick(now_ms))
+            self._apply(reader.tick(now_ms))
             action = reader.next(now_ms)
             if isinstance(action, FetchFrom | ListOffsetsAtLeader | EndOfEpochAtLeader):
                 number = reader.sent(action, now_ms)
@@ -234,11 +234,11 @@ class Consumer(Client):
             elif isinstance(action, AwaitMetadata):
                 await asyncio.sleep(0.05)
                 await self._refresh()
-            elif isinstance(action, AwaitAnswer):
+            elif isinstance(action, AwaitResponse):
                 deadline_ms = reader.deadline_ms(now_ms)
                 await self._sleep(5000 if deadline_ms is None else deadline_ms - now_ms)
             else:
-                self.checker.fail(f"{self.name} of partition {self.partition} halts: {self.reader.state}")
+                self.checker.fail(f"{self.name} of partition {self.partition} stopped: {self.reader.state}")
 
     async def _sleep(self, delay_ms: float) -> None:
         try:
@@ -247,37 +247,37 @@ class Consumer(Client):
         except TimeoutError:
             pass
 
-    async def _exchange(self, number: int, asked: FetchFrom | ListOffsetsAtLeader | EndOfEpochAtLeader) -> None:
+    async def _exchange(self, number: int, action: FetchFrom | ListOffsetsAtLeader | EndOfEpochAtLeader) -> None:
         try:
-            if isinstance(asked, FetchFrom):
-                effects = await self._fetch(number, asked)
-            elif isinstance(asked, ListOffsetsAtLeader):
-                effects = await self._list(number, asked)
+            if isinstance(action, FetchFrom):
+                effects = await self._fetch(number, action)
+            elif isinstance(action, ListOffsetsAtLeader):
+                effects = await self._list(number, action)
             else:
-                effects = await self._end_of_epoch(number, asked)
+                effects = await self._end_of_epoch(number, action)
         except TransportError:
             effects = self.reader.failed(number, ErrorCode.NETWORK_EXCEPTION, self.loop.now_ms())
-        self._do(effects)
+        self._apply(effects)
         self._wake.set()
 
-    async def _fetch(self, number: int, asked: FetchFrom) -> Effects:
+    async def _fetch(self, number: int, action: FetchFrom) -> Effects:
         partition = m.FetchPartition(
             self.partition,
-            asked.current_leader_epoch,
-            asked.fetch_offset,
-            asked.last_fetched_epoch,
+            action.current_leader_epoch,
+            action.fetch_offset,
+            action.last_fetched_epoch,
             -1,
             self.settings.fetch_bytes,
         )
         request = m.FetchRequest(
-            replica_id=asked.replica_id,
+            replica_id=action.replica_id,
             max_wait_ms=_FETCH_WAIT_MS,
             min_bytes=1,
             max_bytes=1 << 20,
             topics=[m.FetchTopic(TOPIC, self.settings.topic_id, [partition])],
-            rack_id=self.rack if asked.offers_rack else "",
+            rack_id=self.rack if action.offers_rack else "",
         )
-        response = await self.call(asked.node_id, "Fetch", request, 1.5)
+        response = await self.call(action.node_id, "Fetch", request, 1.5)
         if response.error_code:
             return self.reader.failed(number, ErrorCode.of(response.error_code), self.loop.now_ms())
         data: m.PartitionData = response.responses[0].partitions[0]
@@ -287,7 +287,7 @@ class Consumer(Client):
         ]
         if data.records and not batches:
             return self.reader.failed(number, ErrorCode.CORRUPT_MESSAGE, self.loop.now_ms())
-        is_leader = asked.is_leader
+        is_leader = action.is_leader
         effects = self.reader.fetched(number, data, spans, self.loop.now_ms())
         if any(isinstance(effect, TakeRecords) for effect in effects):
             self._take([header for _, header in batches], is_leader)
@@ -298,48 +298,48 @@ class Consumer(Client):
         for header in batches:
             for offset in range(max(position, header.base_offset), header.next_offset):
                 entry = (header.partition_leader_epoch, header.crc, offset - header.base_offset)
-                self.checker.consumed(self, offset, position, entry)
+                self.checker.check_consumed(self, offset, position, entry)
                 position = offset + 1
         if batches:
             self.counts["reads of leaders" if is_leader else "reads of followers"] += 1
-            self._do(self.reader.delivered(position))
+            self._apply(self.reader.delivered(position))
 
-    async def _list(self, number: int, asked: ListOffsetsAtLeader) -> Effects:
-        partition = m.ListOffsetsPartition(self.partition, asked.current_leader_epoch, asked.timestamp)
+    async def _list(self, number: int, action: ListOffsetsAtLeader) -> Effects:
+        partition = m.ListOffsetsPartition(self.partition, action.current_leader_epoch, action.timestamp)
         request = m.ListOffsetsRequest(
             replica_id=-1, topics=[m.ListOffsetsTopic(TOPIC, self.settings.topic_id, [partition])]
         )
-        response = await self.call(asked.node_id, "ListOffsets", request, 1.0)
-        answer = response.topics[0].partitions[0]
-        if answer.error_code:
-            return self.reader.failed(number, ErrorCode.of(answer.error_code), self.loop.now_ms())
-        return self.reader.listed(number, answer.offset)
+        response = await self.call(action.node_id, "ListOffsets", request, 1.0)
+        result = response.topics[0].partitions[0]
+        if result.error_code:
+            return self.reader.failed(number, ErrorCode.of(result.error_code), self.loop.now_ms())
+        return self.reader.listed(number, result.offset)
 
-    async def _end_of_epoch(self, number: int, asked: EndOfEpochAtLeader) -> Effects:
-        partition = m.OffsetForLeaderPartition(self.partition, asked.current_leader_epoch, asked.epoch)
+    async def _end_of_epoch(self, number: int, action: EndOfEpochAtLeader) -> Effects:
+        partition = m.OffsetForLeaderPartition(self.partition, action.current_leader_epoch, action.epoch)
         request = m.OffsetsForLeaderEpochRequest(
             replica_id=-1, topics=[m.OffsetForLeaderTopic(TOPIC, self.settings.topic_id, [partition])]
         )
-        response = await self.call(asked.node_id, "OffsetsForLeaderEpoch", request, 1.0)
-        answer = response.topics[0].partitions[0]
-        if answer.error_code:
-            return self.reader.failed(number, ErrorCode.of(answer.error_code), self.loop.now_ms())
-        return self.reader.epoch_ended(number, m.EpochEndOffset(answer.leader_epoch, answer.end_offset))
+        response = await self.call(action.node_id, "OffsetsForLeaderEpoch", request, 1.0)
+        result = response.topics[0].partitions[0]
+        if result.error_code:
+            return self.reader.failed(number, ErrorCode.of(result.error_code), self.loop.now_ms())
+        return self.reader.epoch_ended(number, m.EpochEndOffset(result.leader_epoch, result.end_offset))
 
-    def _do(self, effects: Effects) -> None:
-        """What the reader wants done; buffers there are none."""
+    def _apply(self, effects: Effects) -> None:
+        """Apply effects of the reader. Records are not buffered."""
         for effect in effects:
             if isinstance(effect, OffsetReset | TruncationFound | RaiseError):
-                self.checker.consumer_told(self, effect)
+                self.checker.check_consumer_effect(self, effect)
             elif isinstance(effect, RefreshMetadata):
                 self.loop.create_task(self._refresh())
             else:
                 name = type(effect).__name__
                 self.counts[f"consumer {name}"] += name not in ("TakeRecords", "Abandon", "MoveTo")
-        self.checker.consumer_high_watermark(self)
+        self.checker.check_consumer_high_watermark(self)
 
-    def check_at_end(self, waiting: set[int]) -> None:
-        """All was read, but for partitions that wait for a lost replica."""
-        end, reader = self.checker.truths[self.partition].end, self.reader
-        if reader.position != end and self.partition not in waiting:
-            self.checker.fail(f"{self.name} is at {reader.position} of {end} ({reader.state})")
+    def check_at_end(self, blocked: set[int]) -> None:
+        """Check that all records were read, unless the partition is in `blocked` and waits for a lost replica."""
+        end, reader = self.checker.committed[self.partition].end, self.reader
+        if reader.position != end and self.partition not in blocked:
+            self.checker.fail(f"{self.name} is at offset {reader.position}, the end is {end} ({reader.state})")

@@ -202,12 +202,12 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
 
         Timestamps are milliseconds since 1970, or TIMESTAMP_EARLIEST, TIMESTAMP_LATEST or TIMESTAMP_MAX.
         """
-        wanted = {TopicPartition(*where): timestamp for where, timestamp in timestamps.items()}
+        wanted = {TopicPartition(*topic_partition): timestamp for topic_partition, timestamp in timestamps.items()}
         return await leader_offsets.list_offsets(self._cluster, wanted, self._timeout_s)
 
     async def delete_records(self, offsets: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int]:
         """Delete the records below these offsets (-1: the high watermark) and return the new log start offsets."""
-        wanted = {TopicPartition(*where): offset for where, offset in offsets.items()}
+        wanted = {TopicPartition(*topic_partition): offset for topic_partition, offset in offsets.items()}
         return await leader_offsets.delete_records(self._cluster, wanted, self._timeout_s)
 
     async def describe_quorum(self) -> QuorumDescription:

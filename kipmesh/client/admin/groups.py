@@ -120,8 +120,8 @@ class GroupAdmin(AdminRequests):
         limit_s = self._cluster.request_timeout_ms / 1000
         found = await coordinator.fetch_offsets(partitions, self._timeout_s, attempt_timeout_s=limit_s)
         return {
-            where: CommittedOffset(one.committed_offset, one.committed_leader_epoch, one.metadata or "")
-            for where, one in found.items()
+            partition: CommittedOffset(one.committed_offset, one.committed_leader_epoch, one.metadata or "")
+            for partition, one in found.items()
         }
 
     async def alter_group_offsets(self, group_id: str, offsets: NewOffsets) -> None:
@@ -133,7 +133,9 @@ class GroupAdmin(AdminRequests):
         for (topic, partition), offset in offsets.items():
             if offset < 0:
                 raise ValueError(f"offset must not be negative, got {offset} for {topic}-{partition}")
-        await self._commit(group_id, {TopicPartition(*where): offset for where, offset in offsets.items()})
+        await self._commit(
+            group_id, {TopicPartition(*topic_partition): offset for topic_partition, offset in offsets.items()}
+        )
 
     async def reset_group_offsets(
         self,
@@ -149,7 +151,7 @@ class GroupAdmin(AdminRequests):
         With `dry_run` nothing is committed. Offsets are limited to the log start and the end. Raises the KafkaErrors
         of `alter_group_offsets`, and OFFSET_OUT_OF_RANGE for SHIFT_BY without a committed offset.
         """
-        wanted = [TopicPartition(*where) for where in partitions]
+        wanted = [TopicPartition(*topic_partition) for topic_partition in partitions]
         offsets = await self._reset_offsets(group_id, wanted, to, value)
         if not dry_run:
             await self._commit(group_id, offsets)
@@ -236,20 +238,20 @@ class GroupAdmin(AdminRequests):
             wanted = dict.fromkeys(partitions, value)
         elif to is ResetTo.TIMESTAMP:
             found = await self._offsets_at(partitions, max(value, 0))
-            wanted = {where: last[where] if found[where] < 0 else found[where] for where in partitions}
+            wanted = {each: last[each] if found[each] < 0 else found[each] for each in partitions}
         else:
             committed = await self.list_group_offsets(group_id, partitions)
-            for where in partitions:
-                if where not in committed:
-                    text = f"group {group_id!r} has no committed offset in {where.topic}-{where.partition}"
+            for each in partitions:
+                if each not in committed:
+                    text = f"group {group_id!r} has no committed offset in {each.topic}-{each.partition}"
                     raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, text)
-            wanted = {where: committed[where].offset + value for where in partitions}
-        return {where: max(first[where], min(wanted[where], last[where])) for where in partitions}
+            wanted = {each: committed[each].offset + value for each in partitions}
+        return {each: max(first[each], min(wanted[each], last[each])) for each in partitions}
 
     async def _offsets_at(self, partitions: Collection[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
         """Return the offset of a timestamp by partition; -1 if there is none."""
         found = await list_offsets(self._cluster, dict.fromkeys(partitions, timestamp), self._timeout_s)
-        return {where: -1 if place is None else place.offset for where, place in found.items()}
+        return {topic_partition: -1 if place is None else place.offset for topic_partition, place in found.items()}
 
 
 def _member(member: m.DescribedGroupMember, *, is_consumer: bool) -> GroupMemberDescription:
@@ -259,7 +261,7 @@ def _member(member: m.DescribedGroupMember, *, is_consumer: bool) -> GroupMember
             lists = decode_assignment(member.member_assignment).assigned_partitions
         except CorruptRecordError:  # the assignment's format is private to the members
             lists = ()
-        assignment = sorted(TopicPartition(*where) for where in flat(lists))
+        assignment = sorted(TopicPartition(*topic_partition) for topic_partition in flat(lists))
     return GroupMemberDescription(
         member.member_id, member.group_instance_id, member.client_id, member.client_host, assignment
     )

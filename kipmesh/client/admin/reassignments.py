@@ -57,7 +57,7 @@ class ReassignmentAdmin(AdminRequests):
         The replicas move afterwards: see `wait_reassigned`. Sends several requests if there are many partitions. Raises
         KafkaError if the first request fails; if a later one fails, the remaining partitions have its error.
         """
-        remaining = {TopicPartition(*where): replicas for where, replicas in targets.items()}
+        remaining = {TopicPartition(*topic_partition): replicas for topic_partition, replicas in targets.items()}
         results: dict[TopicPartition, KafkaError | None] = {}
         while remaining:
             chunk = dict(islice(remaining.items(), PARTITIONS_MAX))
@@ -68,12 +68,12 @@ class ReassignmentAdmin(AdminRequests):
                     raise
                 return results | dict.fromkeys(remaining, error)
             has_progress = None in chunk_results.values()
-            for where in chunk:
-                failure = chunk_results.get(where, _NO_RESULT)
+            for topic_partition in chunk:
+                failure = chunk_results.get(topic_partition, _NO_RESULT)
                 # POLICY_VIOLATION: the request exceeds a limit of the controller. The next request may not.
                 if not has_progress or failure is None or failure.code is not ErrorCode.POLICY_VIOLATION:
-                    results[where] = failure
-                    del remaining[where]
+                    results[topic_partition] = failure
+                    del remaining[topic_partition]
         return results
 
     async def _alter_chunk(
@@ -201,9 +201,9 @@ class _Drain:
             for each in topic.partitions
         }
         results = await self._admin.alter_partition_reassignments(targets)
-        for where, error in results.items():
+        for topic_partition, error in results.items():
             if error is not None and error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                self.rejected[where] = error
+                self.rejected[topic_partition] = error
         return sum(error is None for error in results.values())
 
     def failure(self) -> KafkaError:

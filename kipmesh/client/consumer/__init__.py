@@ -1,4 +1,4 @@
-"""The consumer: fetches by session from the closest replica (KIP-227, KIP-392), and group membership.
+"""The consumer: fetch sessions (KIP-227), fetching from the closest replica (KIP-392), and group membership.
 
-`consumer.Consumer` is the entry point; `rules` decides, sans-IO, which replica serves a partition.
+`consumer.Consumer` is the entry point; `rules` contains the sans-IO decisions for each partition.
 """

@@ -1,18 +1,14 @@
-"""What a consumer fetches: the state of each assigned partition, its buffered batches, and the requests to each broker.
+"""Fetch state of a consumer: assigned partitions with their buffered batches, and the requests to each broker.
 
-A broker has a fetch session (227-07, 227-17 to 227-19), and requests for partitions that cannot wait for it.
-Nearly always a request of the session is under way: it waits at the broker for new records of the session's partitions.
-A partition that may be fetched again meanwhile (its buffer was full, it was sought, resumed or assigned) would wait
-with it; so it is asked for aside, without a session, in at most two requests at a time, and joins the session as soon
-as that is free:
+Each broker has one fetch session (227-07, 227-17 to 227-19), whose request usually waits at the broker for records. A
+partition that becomes fetchable meanwhile (drained, sought, resumed or assigned) must not wait for that request. It is
+fetched without a session until it can join, with at most one request of each kind:
 
-- `catch-up` asks for partitions that are behind their high watermark, and is answered at once;
-- `bridge` waits for new records of a few that are not, and is given up when they can join the session.
+- `catch_up`: partitions below their high watermark; returns immediately;
+- `bridge`: waits for new records of a few other partitions; cancelled when they can join the session.
 
-Invariants: a partition is in the session, in one request aside, pending, or in none of these; only an answer to what
-the partition asks now (`PartitionState.asked`) counts; a request costs O(partitions that changed), a full one aside;
-the ledger's `buffered_bytes` are the sum of all partitions'; a partition whose state changed in a way that may let it
-be asked for again is in the ledger's `changed`.
+Invariants: a partition is in the session, in one sessionless request, pending, or in none of these; only the response
+to `PartitionState.requested` counts; an incremental request costs O(changed partitions).
 """
 
 from __future__ import annotations
@@ -22,6 +18,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -42,37 +39,37 @@ from kipmesh.transport.grpc.client import TransportError
 log = logging.getLogger(__name__)
 
 BRIDGE_PARTITIONS_MAX: Final = 100
-"""Partitions of a bridge; others wait for the session, which is at most `fetch.max.wait.ms`."""
+"""Maximum partitions of a bridge request. Others wait for the session, at most `fetch.max.wait.ms`."""
 
 
-FOLLOWER_SILENCE_MS: Final = 1000
-"""How long beyond `fetch.max.wait.ms` a follower may leave a fetch unanswered before the leader is asked (392-14)."""
+FOLLOWER_TIMEOUT_MS: Final = 1000
+"""Time beyond `fetch.max.wait.ms` after which a follower that does not respond counts as failed (392-14)."""
 RECHECK_SECONDS: Final = 0.25
-"""How long after that it is looked at again, for partitions that came later."""
+"""Interval of further checks of a follower that timed out, for partitions that were added later."""
 LINGER_SECONDS: Final = 1.0
-"""How long a session without partitions is kept: who goes on with other partitions of the broker has it still."""
+"""Time to keep a session without partitions, in case other partitions of the broker are assigned."""
 DECODE_ON_LOOP_BYTES_MAX = 64 << 10
-"""Compressed batches that are larger are decoded on a thread."""
+"""Larger compressed batches are decoded on a thread."""
 
 
-class AskUser:
-    """Stands behind what is buffered: only the user can say how to go on."""
+class Blocked:
+    """Marker after the buffered records: only a seek or reset by the application lets the partition continue."""
 
 
-ASK_USER = AskUser()
+BLOCKED = Blocked()
 
 
 class Parsed(NamedTuple):
-    """The records of an answer: whole batches from the fetch offset on, and their epochs."""
+    """The whole batches of a fetch response from the fetch offset on, with their byte positions and epochs."""
 
     batches: list[tuple[int, BatchHeader]]
     spans: list[EpochSpan]
     failure: KafkaError | None
-    """Set only where there is not one whole batch."""
+    """Set only if there is no whole batch."""
 
 
 def parse_records(records: bytes, fetch_offset: int) -> Parsed:
-    """What is in an answer; garbage behind whole batches is found by the next fetch."""
+    """Find the whole batches of a fetch response. Invalid bytes after a whole batch are left to the next fetch."""
     batches: list[tuple[int, BatchHeader]] = []
     spans: list[EpochSpan] = []
     failure: KafkaError | None = None
@@ -90,12 +87,13 @@ def parse_records(records: bytes, fetch_offset: int) -> Parsed:
     except CorruptRecordError as error:
         failure = error
     if records and not batches:
-        return Parsed([], [], failure or CorruptRecordError("an answer without a whole batch at the offset"))
+        text = f"fetch response has no whole batch at offset {fetch_offset}"
+        return Parsed([], [], failure or CorruptRecordError(text))
     return Parsed(batches, spans, None)
 
 
 class Chunk:
-    """The batches of one answer, taken batch by batch; batches are decoded when they are taken."""
+    """The batches of one fetch response. Batches are decoded one at a time, when they are consumed."""
 
     __slots__ = ("_batches", "_index", "_records", "_taken", "data", "node_id", "size_bytes")
 
@@ -110,19 +108,22 @@ class Chunk:
 
     @property
     def exhausted(self) -> bool:
-        """Whether everything was taken."""
+        """Whether all batches were consumed."""
         return self._index >= len(self._batches)
 
     @property
     def decodes_slowly(self) -> bool:
-        """Whether the next batch should be decoded on a thread."""
+        """Whether the next batch should be decoded on a thread (LIM-03)."""
         if self._records or self.exhausted:
             return False
         header = self._batches[self._index][1]
         return header.compression != 0 and header.size_bytes > DECODE_ON_LOOP_BYTES_MAX
 
     def decode(self, state: PartitionState, check_crcs: bool) -> list[ConsumerRecord]:
-        """The records of the next batch, for `take`; raises KafkaError. Changes nothing; may run on a thread."""
+        """Return the records of the next batch, for `take`. Changes no state and may run on a thread.
+
+        Raises CorruptRecordError, or KafkaError(UNSUPPORTED_COMPRESSION_TYPE).
+        """
         if self._records:
             return self._records
         position, header = self._batches[self._index]
@@ -131,7 +132,7 @@ class Chunk:
         return consumer_records(state.topic, state.partition, self.data, position, header, state.position or 0)
 
     def take(self, state: PartitionState, records: list[ConsumerRecord], count_max: int) -> list[ConsumerRecord]:
-        """Up to `count_max` of the batch's decoded records; moves the position."""
+        """Return up to `count_max` of the decoded records that are left, and advance the position."""
         header = self._batches[self._index][1]
         whole = self._taken == 0 and len(records) <= count_max
         taken = records if whole else records[self._taken : self._taken + count_max]
@@ -147,7 +148,7 @@ class Chunk:
         return taken
 
     def rest(self, state: PartitionState, topic_id: bytes) -> FetchedBatches:
-        """What was not taken yet, as whole batches; moves the position past it."""
+        """Return the remaining batches undecoded, and advance the position past them."""
         start = self._batches[self._index][0]
         header = self._batches[-1][1]
         position = state.position or 0
@@ -165,232 +166,217 @@ class Chunk:
         )
 
 
-class Ledger:
-    """What the partitions of one consumer have in common, so that nobody has to go through all of them."""
+@dataclass(slots=True, eq=False)
+class SharedState:
+    """State shared by all partitions of a consumer, so that the fetcher need not iterate over them."""
 
-    __slots__ = ("buffered_bytes", "changed")
-
-    def __init__(self) -> None:
-        self.buffered_bytes = 0
-        self.changed: dict[PartitionState, None] = {}
+    buffered_bytes: int = 0
+    """Sum over all partitions."""
+    changed: dict[PartitionState, None] = field(default_factory=dict)
+    """Partitions that changed in a way that may allow a fetch."""
 
     def take_changed(self) -> dict[PartitionState, None]:
-        """Those that changed since the last call, in that order."""
+        """Return and clear the changed partitions, in the order of their changes."""
         changed, self.changed = self.changed, {}
         return changed
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class PartitionState:
-    """One assigned partition: its reader, which decides, and what is fetched. What is buffered lies between the
-    reader's position and fetch offset."""
+    """An assigned partition: its reader and its buffer, which ends at the reader's fetch offset."""
 
-    __slots__ = (
-        "asked",
-        "attempts",
-        "broker",
-        "buffer",
-        "buffered_bytes",
-        "exchange",
-        "generation",
-        "in_session",
-        "ledger",
-        "listed",
-        "number",
-        "partition",
-        "paused",
-        "reader",
-        "renew_at_s",
-        "reset_to",
-        "retry_at_s",
-        "topic",
-        "topic_id",
-        "verdict",
-    )
+    topic: str
+    partition: int
+    shared: SharedState
+    reader: PartitionReader
+    topic_id: bytes = b""
+    paused: bool = False
+    broker: BrokerFetches | None = None
+    """The broker that the partition is fetched from."""
+    in_session: bool = False
+    sessionless_fetch: SessionlessFetch | None = None
+    """The sessionless request that contains the partition."""
+    is_queued: bool = False
+    """Whether the partition is in `Fetcher.completed`."""
+    buffer: deque[Chunk | Blocked | KafkaError] = field(default_factory=deque)
+    buffered_bytes: int = 0
+    requested: m.FetchPartition | None = None
+    """The current request. Responses to other requests are ignored."""
+    request_id: int = 0
+    """The reader's id of the current request."""
+    generation: int = 0
+    """Incremented when the buffer is discarded."""
+    attempts: int = 0
+    retry_at_s: float = 0.0
+    recheck_at_s: float = 0.0
+    """When the replica selection must be checked again; 0 for never."""
+    reset_to: int | None = None
+    """Timestamp of a reset by the application that is not complete."""
+    fatal_error: KafkaError | None = None
+    """An error until the next seek that the reader does not know, such as a recreated topic."""
 
-    def __init__(self, topic: str, partition: int, ledger: Ledger, reader: PartitionReader) -> None:
-        self.ledger = ledger
-        self.topic = topic
-        self.partition = partition
-        self.reader = reader
-        self.topic_id = b""
-        self.paused = False
-        self.broker: BrokerFetches | None = None
-        """Where it is fetched."""
-        self.in_session = False
-        self.exchange: Exchange | None = None
-        """The request without a session that it is in."""
-        self.listed = False
-        """Whether the fetcher lists it among those that have something to take."""
-        self.buffered_bytes = 0
-        self.generation = 0
-        self.attempts = 0
-        self.retry_at_s = 0.0
-        self.renew_at_s = 0.0
-        """When somebody else may have to be asked than now; 0 for never."""
-        self.reset_to: int | None = None
-        """The user's own reset that is not done yet."""
-        self.verdict: KafkaError | None = None
-        """Why it does not go on until the user seeks, where the reader does not know."""
+    def __post_init__(self) -> None:
         self.clear()
 
     @property
-    def where(self) -> TopicPartition:
+    def topic_partition(self) -> TopicPartition:
         """Topic and partition."""
         return TopicPartition(self.topic, self.partition)
 
     @property
     def position(self) -> int | None:
-        """The offset of the next record that the user gets; None while it is not known."""
+        """Offset of the next record for the application; None until it is known."""
         return self.reader.position
 
     @property
     def is_halted(self) -> bool:
-        """Whether only the user can say how to go on, or can if `auto.offset.reset` does not."""
-        return self.verdict is not None or self.reader.state in (State.HALTED, State.RESETTING)
+        """Whether the partition has an error until the next seek, or may have one for lack of a position."""
+        return self.fatal_error is not None or self.reader.state in (State.HALTED, State.RESETTING)
 
-    def ask_user(self) -> KafkaError | None:
-        """Why the partition does not go on until the user seeks; None if it does."""
-        if self.verdict is not None:
-            return self.verdict
-        problem, where = self.reader.ask_user(), f"{self.topic}-{self.partition}"
+    def blocking_error(self) -> KafkaError | None:
+        """Return the error that every poll raises until the application calls seek; None if there is none."""
+        if self.fatal_error is not None:
+            return self.fatal_error
+        problem, name = self.reader.unresolved_problem(), f"{self.topic}-{self.partition}"
         if problem is None:
             return None
         if isinstance(problem, TruncationFound):
-            to = f"to offset {problem.end_offset}" if problem.end_offset is not None else "to an unknown offset"
-            text = f"{where}: the log was truncated {to}, below {problem.position}"
+            end = f"offset {problem.end_offset}" if problem.end_offset is not None else "an unknown offset"
+            text = f"log of {name} was truncated to {end}, below the position {problem.position}; call seek"
             return KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, text)
         if problem.offset < 0:
-            return KafkaError(problem.code, f"{where} has no position and auto.offset.reset is none")
+            text = f"{name} has no position and auto.offset.reset is none; call seek"
+            return KafkaError(problem.code, text)
         bounds = f"{problem.log_start_offset} and {problem.high_watermark}"
-        return KafkaError(problem.code, f"{where}: offset {problem.offset} is not between {bounds}")
+        text = f"offset {problem.offset} of {name} is not between {bounds} and auto.offset.reset is none; call seek"
+        return KafkaError(problem.code, text)
 
     def clear(self) -> None:
-        """Without what was fetched; answers under way are void."""
+        """Discard the buffer and ignore the response to the current request."""
         self.generation += 1
-        self.asked: m.FetchPartition | None = None  # what answers have to be to
-        self.number = 0  # the reader's for them
-        self.buffer: deque[Chunk | AskUser | KafkaError] = deque()
-        self.ledger.buffered_bytes -= self.buffered_bytes
+        self.requested = None
+        self.request_id = 0
+        self.buffer = deque()
+        self.shared.buffered_bytes -= self.buffered_bytes
         self.buffered_bytes = 0
-        self.ledger.changed[self] = None
+        self.shared.changed[self] = None
 
     def seek(self, offset: int) -> None:
-        """Go on at `offset`."""
-        self.verdict = self.reset_to = None
+        """Continue at `offset`."""
+        self.fatal_error = self.reset_to = None
         self.retry_at_s = 0.0
         self.reader.seek(offset)
         self.clear()
 
     def reset(self, timestamp: int) -> None:
-        """Find the position by ListOffsets."""
-        self.verdict = None
+        """Continue at the offset of a timestamp, to be determined by ListOffsets."""
+        self.fatal_error = None
         self.reset_to = timestamp
         self.retry_at_s = 0.0
         self.reader.reset(timestamp)
         self.clear()
 
     def drop_first(self) -> None:
-        """The first of what is buffered was taken."""
+        """Remove the first buffered item."""
         item = self.buffer.popleft()
         if isinstance(item, Chunk):
             self.buffered_bytes -= item.size_bytes
-            self.ledger.buffered_bytes -= item.size_bytes
-        self.ledger.changed[self] = None
+            self.shared.buffered_bytes -= item.size_bytes
+        self.shared.changed[self] = None
 
     def put(self, chunk: Chunk) -> None:
-        """Buffer an answer's batches."""
+        """Buffer the batches of a response."""
         self.buffer.append(chunk)
         self.buffered_bytes += chunk.size_bytes
-        self.ledger.buffered_bytes += chunk.size_bytes
+        self.shared.buffered_bytes += chunk.size_bytes
 
     def located(self, error: KafkaError) -> KafkaError:
-        """The error with partition and offset in its message."""
-        where = f"{self.topic}-{self.partition} at offset {self.reader.fetch_offset}"
-        return KafkaError(error.code, f"{where}: {error.message}")
+        """Return the error with partition and offset added to its message."""
+        place = f"{self.topic}-{self.partition} at offset {self.reader.fetch_offset}"
+        return KafkaError(error.code, f"{place}: {error.message}")
 
 
-class Listener(Protocol):
-    """The fetcher, as the requests see it."""
+class FetchListener(Protocol):
+    """Receives the results of `BrokerFetches`. Implemented by the fetcher."""
 
-    def take(
+    def on_fetched(
         self, broker: BrokerFetches, partitions: Sequence[FetchedPartition], endpoints: Iterable[m.NodeEndpoint]
     ) -> None:
-        """Answers came."""
+        """Handle the partitions of a response. `endpoints` are those of the current leaders in it."""
         ...
 
-    def broker_failed(self, broker: BrokerFetches, error: KafkaError) -> None:
-        """A full fetch failed; the broker is asked again when its backoff is over."""
+    def on_broker_failed(self, broker: BrokerFetches, error: KafkaError) -> None:
+        """Handle a failed full fetch. The broker is retried after its backoff."""
         ...
 
-    def broker_lost(self, broker: BrokerFetches) -> None:
-        """The connection broke under a session, which heals; but followers are left (392-14)."""
+    def on_connection_lost(self, broker: BrokerFetches) -> None:
+        """Handle a broken connection of a session. The session recovers, but followers count as failed (392-14)."""
         ...
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a request."""
+        """Run a request in a background task."""
         ...
 
 
-class Exchange:
-    """A request without a session that is under way: what it asks of whom."""
+class SessionlessFetch:
+    """A pending fetch request without a session, with its partitions and their requests."""
 
-    __slots__ = ("asked", "sent_s", "task")
+    __slots__ = ("requested", "sent_s", "task")
 
     def __init__(self, states: Iterable[PartitionState], sent_s: float) -> None:
         self.sent_s = sent_s
-        self.asked = [(state, state.asked) for state in states if state.asked is not None]
+        self.requested = [(state, state.requested) for state in states if state.requested is not None]
         self.task: asyncio.Task[None] | None = None
-        for state, _ in self.asked:
-            state.exchange = self
+        for state, _ in self.requested:
+            state.sessionless_fetch = self
 
-    def give_up(self) -> list[PartitionState]:
-        """No answer is wanted any more; the partitions that are still this request's."""
+    def cancel(self) -> list[PartitionState]:
+        """Cancel the request and return the partitions that still belong to it."""
         if self.task is not None:
             self.task.cancel()
         return self.release()
 
     def release(self) -> list[PartitionState]:
-        """It is over; the partitions that were still this request's."""
-        states = [state for state, _ in self.asked if state.exchange is self]
+        """Detach and return the partitions that still belong to this request."""
+        states = [state for state, _ in self.requested if state.sessionless_fetch is self]
         for state in states:
-            state.exchange = None
+            state.sessionless_fetch = None
         return states
 
 
 class BrokerFetches:
-    """All fetches of one consumer from one broker."""
+    """Fetches of one consumer from one broker: its fetch session and up to two sessionless requests."""
 
-    def __init__(self, node_id: int, config: ConsumerConfig, cluster: Cluster, listener: Listener) -> None:
+    def __init__(self, node_id: int, config: ConsumerConfig, cluster: Cluster, listener: FetchListener) -> None:
         self.node_id = node_id
         self.session = FetchSessionHandler(enabled=config.enable_incremental_fetch)
         self.partitions = 0
-        """Partitions whose home this is."""
+        """Number of partitions that are fetched from this broker."""
         self.close_at_s: float | None = None
-        """When the session is closed, while there are none."""
+        """When to close the session; None while there are partitions."""
         self.retry_at_s = 0.0
         self.fetches_aside = 0
         self.followers: dict[PartitionState, None] = {}
-        """Partitions that are read here though somebody else leads them."""
-        self.checked_s = 0.0
-        """When it was last found to be silent."""
+        """Partitions that are fetched from this broker as a follower."""
+        self.last_timeout_s = 0.0
+        """When the followers' timeout was last checked."""
         self._rackless: dict[PartitionState, None] = {}
         self._sent_s = 0.0
-        self._patience_s = (config.fetch_max_wait_ms + FOLLOWER_SILENCE_MS) / 1000
+        self._follower_timeout_s = (config.fetch_max_wait_ms + FOLLOWER_TIMEOUT_MS) / 1000
         self._config = config
         self._cluster = cluster
         self._listener = listener
-        self._left: dict[tuple[str, int], PartitionState] = {}
+        self._unassigned: dict[tuple[str, int], PartitionState] = {}
         self._behind: dict[PartitionState, None] = {}
-        self._level: dict[PartitionState, None] = {}
-        self._catch_up: Exchange | None = None
-        self._bridge: Exchange | None = None
-        self._request: SessionRequest | None = None
+        self._caught_up: dict[PartitionState, None] = {}
+        self._catch_up: SessionlessFetch | None = None
+        self._bridge: SessionlessFetch | None = None
         self._task: asyncio.Task[None] | None = None
         self._attempts = 0
 
     @property
     def stats(self) -> FetchStats:
-        """Of this broker."""
+        """Fetch counters of this broker."""
         session = self.session
         is_open = session.session_id != 0
         return FetchStats(
@@ -402,129 +388,129 @@ class BrokerFetches:
             Counter(session.resets),
         )
 
-    # -- whose home it is
+    # -- partitions of this broker
 
-    def adopt(self, state: PartitionState) -> None:
-        """The partition is fetched here from now on."""
+    def add(self, state: PartitionState) -> None:
+        """Fetch the partition from this broker from now on."""
         state.broker = self
         self.partitions += 1
         self.close_at_s = None
-        left = self._left.pop(state.where, None)
+        left = self._unassigned.pop(state.topic_partition, None)
         if left is not None and left.topic_id == state.topic_id and state.reader.high_watermark < 0:
-            # The session does not know that it left, and would not say again what did not change.
+            # The session still contains the partition and would not repeat unchanged values.
             state.reader.high_watermark = left.reader.high_watermark
             state.reader.log_start_offset = left.reader.log_start_offset
 
-    def leave(self, state: PartitionState, *, is_unassigned: bool = False) -> None:
-        """The partition is fetched here no more."""
+    def remove(self, state: PartitionState, *, is_unassigned: bool = False) -> None:
+        """Stop fetching the partition from this broker."""
         self.withdraw(state)
-        self.route(state, is_follower=False, is_rackless=False)
+        self.set_role(state, is_follower=False, is_rackless=False)
         state.broker = None
         self.partitions -= 1
         if not self.partitions:
             self.close_at_s = asyncio.get_running_loop().time() + LINGER_SECONDS
         if is_unassigned:
-            self._left[state.where] = state
-        else:  # it may ask the same of the next one, and the answer from here is not for it
-            state.exchange = None
+            self._unassigned[state.topic_partition] = state
+        else:  # the next broker may get the same request, to which this broker's response must not be assigned
+            state.sessionless_fetch = None
 
     def state_of(self, states: dict[Any, PartitionState], one: FetchedPartition) -> PartitionState | None:
-        """Whom an answer is for: a partition of this broker, or one that has just left."""
-        where = one.topic, one.requested.partition
-        state = self._left.get(where)
+        """Return the partition of a response: one of this broker, or one that was just unassigned; otherwise None."""
+        topic_partition = one.topic, one.requested.partition
+        state = self._unassigned.get(topic_partition)
         if state is None:
-            state = states.get(where)
+            state = states.get(topic_partition)
             if state is None or state.broker is not self:
                 return None
         return state if state.topic_id == one.topic_id else None
 
-    def route(self, state: PartitionState, *, is_follower: bool, is_rackless: bool) -> None:
-        """In what role the broker serves the partition, and whether the leader is to serve it itself (392-17)."""
-        for there, group in ((is_follower, self.followers), (is_rackless, self._rackless)):
-            if there:
+    def set_role(self, state: PartitionState, *, is_follower: bool, is_rackless: bool) -> None:
+        """Set whether this broker is a follower for the partition, and whether fetches must omit the rack (392-17)."""
+        for is_member, group in ((is_follower, self.followers), (is_rackless, self._rackless)):
+            if is_member:
                 group[state] = None
             else:
                 group.pop(state, None)
 
     @property
-    def silent_at_s(self) -> float | None:
-        """When the followers' patience with a request that is under way ends (392-14)."""
+    def follower_timeout_at_s(self) -> float | None:
+        """When the pending request of a follower times out (392-14); None without followers or pending requests."""
         if not self.followers:
             return None
         sent = [one.sent_s for one in (self._catch_up, self._bridge) if one is not None]
         if self.session.is_waiting:
             sent.append(self._sent_s)
-        return max(min(sent) + self._patience_s, self.checked_s + RECHECK_SECONDS) if sent else None
+        return max(min(sent) + self._follower_timeout_s, self.last_timeout_s + RECHECK_SECONDS) if sent else None
 
-    # -- what to ask
+    # -- partitions to fetch
 
-    def place(self, state: PartitionState, asked: m.FetchPartition) -> None:
-        """Ask for the partition like that; nothing to do where that is under way, or what the session has."""
-        if state.asked == asked and (
-            state.in_session or state.exchange is not None or state in self._behind or state in self._level
+    def add_request(self, state: PartitionState, requested: m.FetchPartition) -> None:
+        """Fetch the partition as requested, unless the session or a pending request already does."""
+        if state.requested == requested and (
+            state.in_session or state.sessionless_fetch is not None or state in self._behind or state in self._caught_up
         ):
             return
-        state.exchange = None
+        state.sessionless_fetch = None
         if not self.session.is_waiting:
-            state.asked = asked
-            self._join(state)
+            state.requested = requested
+            self._add_to_session(state)
             return
         self.withdraw(state)
-        state.asked = asked
-        is_level = 0 <= state.reader.high_watermark <= asked.fetch_offset
-        (self._level if is_level else self._behind)[state] = None
+        state.requested = requested
+        is_caught_up = 0 <= state.reader.high_watermark <= requested.fetch_offset
+        (self._caught_up if is_caught_up else self._behind)[state] = None
 
     def withdraw(self, state: PartitionState) -> None:
-        """Ask for it no more; an answer that is under way is taken all the same."""
+        """Stop requesting the partition. The response to a pending request is still accepted."""
         self._behind.pop(state, None)
-        self._level.pop(state, None)
+        self._caught_up.pop(state, None)
         if state.in_session:
             state.in_session = False
             self.session.unwant(state.topic, state.topic_id, state.partition)
 
-    def _join(self, state: PartitionState) -> None:
-        if state.asked is not None:
+    def _add_to_session(self, state: PartitionState) -> None:
+        if state.requested is not None:
             state.in_session = True
-            self.session.want(state.topic, state.topic_id, state.asked)
+            self.session.want(state.topic, state.topic_id, state.requested)
 
     # -- requests
 
     def send(self, now: float) -> None:
-        """Start the requests that can be started."""
+        """Start the session's request and sessionless requests as far as possible."""
         address = self._cluster.metadata.address(self.node_id)
         if now < self.retry_at_s or address is None:
             return
         if self.session.is_waiting:
             if self._behind and self._catch_up is None:
-                self._catch_up = self._start_aside(address, list(self._behind), max_wait_ms=0)
-            if self._level and self._bridge is None:
-                few = list(islice(self._level, BRIDGE_PARTITIONS_MAX))
-                self._bridge = self._start_aside(address, few, self._config.fetch_max_wait_ms)
+                self._catch_up = self._start_sessionless(address, list(self._behind), max_wait_ms=0)
+            if self._caught_up and self._bridge is None:
+                few = list(islice(self._caught_up, BRIDGE_PARTITIONS_MAX))
+                self._bridge = self._start_sessionless(address, few, self._config.fetch_max_wait_ms)
             return
         bridge, self._bridge = self._bridge, None
-        for state in [*(bridge.give_up() if bridge is not None else ()), *self._behind, *self._level]:
-            self._join(state)
-        self._behind, self._level = {}, {}
+        for state in [*(bridge.cancel() if bridge is not None else ()), *self._behind, *self._caught_up]:
+            self._add_to_session(state)
+        self._behind, self._caught_up = {}, {}
         if len(self.session):
-            self._left = {}
-            # The first one only makes the session: it is the next that waits.
+            self._unassigned = {}
+            # The first request only creates the session and must not wait.
             max_wait_ms = self._config.fetch_max_wait_ms if self.session.full_requests else 0
-            self._request = self.session.next_request()
             self._sent_s = now
-            self._task = self._listener.spawn(self._run_session(address, self._request, max_wait_ms))
+            request = self.session.next_request()
+            self._task = self._listener.spawn(self._run_session(address, request, max_wait_ms))
 
-    def _fill(self, max_wait_ms: int, topics: Sequence[m.FetchTopic] = ()) -> m.FetchRequest:
+    def _make_request(self, max_wait_ms: int, topics: Sequence[m.FetchTopic] = ()) -> m.FetchRequest:
         config = self._config
-        chooses_here = config.replica_selection_mode != "fetch" and config.replica_selection_policy == "preferred"
-        names_rack = config.replica_selection_mode == "fetch" and not self._rackless
+        is_own_selection = config.replica_selection_mode != "fetch" and config.replica_selection_policy == "preferred"
+        has_rack = config.replica_selection_mode == "fetch" and not self._rackless
         return m.FetchRequest(
-            # A session is for one replica id, so what the leader serves has that of the rest, too (392-16).
-            replica_id=FOLLOWER_READER_ID if chooses_here else CONSUMER_ID,
+            # All partitions of a session share one replica id, including those that this broker leads (392-16).
+            replica_id=FOLLOWER_READER_ID if is_own_selection else CONSUMER_ID,
             max_wait_ms=max_wait_ms,
             min_bytes=self._config.fetch_min_bytes,
             max_bytes=self._config.fetch_max_bytes,
             topics=topics,
-            rack_id=config.client_rack if names_rack else "",
+            rack_id=config.client_rack if has_rack else "",
         )
 
     async def _fetch(self, address: str, request: m.FetchRequest) -> m.FetchResponse:
@@ -532,52 +518,54 @@ class BrokerFetches:
         response: m.FetchResponse = await self._cluster.pool.get(address).fetch(request, timeout_s)
         return response
 
-    async def _run_session(self, address: str, asked: SessionRequest, max_wait_ms: int) -> None:
-        session, before = self.session, self.session.session_id
+    async def _run_session(self, address: str, request: SessionRequest, max_wait_ms: int) -> None:
+        session, session_id = self.session, self.session.session_id
         try:
-            response = await self._fetch(address, asked.fill(self._fill(max_wait_ms)))
+            response = await self._fetch(address, request.fill(self._make_request(max_wait_ms)))
         except TransportError as error:
-            session.handle_error(asked)
-            self._lost(before, str(error))
-            if asked.is_full:
-                self._failed(ErrorCode.NETWORK_EXCEPTION, str(error))
+            session.handle_error(request)
+            self._log_session_reset(session_id, str(error))
+            if request.is_full:
+                self._back_off(ErrorCode.NETWORK_EXCEPTION, str(error))
             else:
-                self._listener.broker_lost(self)
-        else:
-            answer = session.handle_response(asked, response)
-            if answer.is_accepted:
-                self._attempts = 0
-            else:
-                self._lost(before, answer.error.name if answer.error else "the answer made no sense")
-                if not answer.retry_immediately:
-                    self._failed(answer.error or ErrorCode.NETWORK_EXCEPTION, f"the answer of broker {self.node_id}")
-            self._listener.take(self, answer.partitions, response.node_endpoints)
+                self._listener.on_connection_lost(self)
+            self._listener.on_fetched(self, (), ())
             return
-        self._listener.take(self, (), ())
+        result = session.handle_response(request, response)
+        if result.is_accepted:
+            self._attempts = 0
+        else:
+            self._log_session_reset(session_id, result.error.name if result.error else "malformed response")
+            if not result.retry_immediately:
+                text = f"invalid fetch response from broker {self.node_id}"
+                self._back_off(result.error or ErrorCode.NETWORK_EXCEPTION, text)
+        self._listener.on_fetched(self, result.partitions, response.node_endpoints)
 
-    def _lost(self, session_id: int, why: str) -> None:
-        log.debug("fetch session %d with broker %d is given up: %s", session_id, self.node_id, why)
+    def _log_session_reset(self, session_id: int, cause: str) -> None:
+        log.debug("fetch session %d with broker %d reset: %s", session_id, self.node_id, cause)
 
-    def _failed(self, code: ErrorCode, text: str) -> None:
+    def _back_off(self, code: ErrorCode, text: str) -> None:
         self._attempts += 1
         self.retry_at_s = asyncio.get_running_loop().time() + self._cluster.backoff.delay_s(self._attempts)
-        self._listener.broker_failed(self, KafkaError(code, text))
+        self._listener.on_broker_failed(self, KafkaError(code, text))
 
-    def _start_aside(self, address: str, states: list[PartitionState], max_wait_ms: int) -> Exchange:
+    def _start_sessionless(self, address: str, states: list[PartitionState], max_wait_ms: int) -> SessionlessFetch:
         self.fetches_aside += 1
         for state in states:
             self._behind.pop(state, None)
-            self._level.pop(state, None)
-        exchange = Exchange(states, asyncio.get_running_loop().time())
+            self._caught_up.pop(state, None)
+        fetch = SessionlessFetch(states, asyncio.get_running_loop().time())
         by_topic: dict[tuple[str, bytes], list[m.FetchPartition]] = {}
-        for state, asked in exchange.asked:
-            by_topic.setdefault((state.topic, state.topic_id), []).append(asked)
+        for state, requested in fetch.requested:
+            by_topic.setdefault((state.topic, state.topic_id), []).append(requested)
         topics = [m.FetchTopic(*topic, partitions) for topic, partitions in by_topic.items()]
-        exchange.task = self._listener.spawn(self._run_aside(address, exchange, self._fill(max_wait_ms, topics)))
-        return exchange
+        fetch.task = self._listener.spawn(
+            self._run_sessionless(address, fetch, self._make_request(max_wait_ms, topics))
+        )
+        return fetch
 
-    async def _run_aside(self, address: str, exchange: Exchange, request: m.FetchRequest) -> None:
-        answers: dict[tuple[str, int], m.PartitionData] = {}
+    async def _run_sessionless(self, address: str, fetch: SessionlessFetch, request: m.FetchRequest) -> None:
+        data: dict[tuple[str, int], m.PartitionData] = {}
         endpoints: Sequence[m.NodeEndpoint] = ()
         missing = m.PartitionData(error_code=ErrorCode.NETWORK_EXCEPTION)
         try:
@@ -589,42 +577,42 @@ class BrokerFetches:
             if response.error_code:
                 missing = m.PartitionData(error_code=response.error_code)
             for topic in response.responses:
-                answers.update({(topic.topic, each.partition_index): each for each in topic.partitions})
-        if self._catch_up is exchange:
+                data.update({(topic.topic, each.partition_index): each for each in topic.partitions})
+        if self._catch_up is fetch:
             self._catch_up = None
-        elif self._bridge is exchange:
+        elif self._bridge is fetch:
             self._bridge = None
-        still = dict.fromkeys(exchange.release())
-        found = [
-            FetchedPartition(state.topic, state.topic_id, asked, answers.get(state.where, missing))
-            for state, asked in exchange.asked
-            if state in still
+        current = dict.fromkeys(fetch.release())
+        fetched = [
+            FetchedPartition(state.topic, state.topic_id, requested, data.get(state.topic_partition, missing))
+            for state, requested in fetch.requested
+            if state in current
         ]
-        self._listener.take(self, found, endpoints)
+        self._listener.on_fetched(self, fetched, endpoints)
 
-    # -- the end
+    # -- closing
 
     async def close(self, timeout_s: float) -> None:
-        """End all requests, and the session at the broker (227-17), within the time."""
+        """Cancel all requests and close the session at the broker (227-17), within `timeout_s`."""
         tasks = [one.task for one in (self._catch_up, self._bridge) if one is not None and one.task is not None]
         if self._task is not None:
             tasks.append(self._task)
         with suppress(TimeoutError, TransportError):
             async with asyncio.timeout(timeout_s):
-                if self._task is not None and self._makes_session:
-                    await asyncio.wait([self._task])  # its answer says which session to close
+                if self._task is not None and self._is_creating_session:
+                    await asyncio.wait([self._task])  # the response has the id of the session to close
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
                 last = self.session.close()
                 address = self._cluster.metadata.address(self.node_id)
                 if last is not None and address is not None:
-                    await self._cluster.pool.get(address).fetch(last.fill(self._fill(0)), timeout_s)
+                    await self._cluster.pool.get(address).fetch(last.fill(self._make_request(0)), timeout_s)
         for task in tasks:
             task.cancel()
 
     @property
-    def _makes_session(self) -> bool:
-        """Whether the first request, which is answered at once, is under way."""
+    def _is_creating_session(self) -> bool:
+        """Whether the request that creates the session is pending. It returns immediately."""
         is_first = self.session.full_requests == 1 and not self.session.incremental_requests
         return is_first and self.session.is_waiting and self._config.enable_incremental_fetch

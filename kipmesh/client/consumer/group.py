@@ -1,18 +1,14 @@
-"""A consumer's membership in a group: Kafka's classic protocol, eager and cooperative.
+"""Group membership of a consumer: Kafka's classic protocol, eager and cooperative.
 
-The membership goes on within `poll` (`advance`): only then are partitions given up and taken, and the listener called,
-so that records which `poll` returned belong to who has them until the next `poll`. A task of its own sends heartbeats;
-what they bring (a rebalance, that the membership is lost) wakes `poll`. Who does not poll for `max.poll.interval.ms`
-leaves the group, so that others go on with its partitions.
+Partitions are assigned and revoked only within `poll` (`advance`), so that records returned by `poll` belong to this
+member until the next `poll`. A separate task sends heartbeats; a rebalance or a lost membership wakes `poll`. A member
+that does not poll within `max.poll.interval.ms` leaves the group.
 
-    outside --(advance)--> joining --(the assignment)--> member --(a rebalance, a loss, other topics)--> joining ...
+    outside --(advance)--> joining --(assignment)--> member --(rebalance, lost membership, new topics)--> joining ...
 
-Eager members give up all before they join; cooperative ones keep what they have, give up what the new assignment lacks,
-and join once more so that others get it; `poll` returns records of what they keep while they join. What is lost is
-dropped without a commit: somebody else may have it already.
-
-Invariants: `_is_lost` is never set without `_must_join`, and only a join that begins later clears them; so nothing that
-is heard while partitions are taken or given up is forgotten.
+Eager members revoke all partitions before they join. Cooperative members revoke those that the new assignment lacks and
+join again. Lost partitions are dropped without a commit. Invariant: `_is_lost` implies `_must_join`; only a later join
+clears them, so an event during a rebalance is never ignored.
 """
 
 from __future__ import annotations
@@ -46,15 +42,15 @@ from kipmesh.core.group.records import (
 log = logging.getLogger(__name__)
 
 JOIN_GRACE_S = 5.0
-"""How much longer than the rebalance may take its answer is waited for."""
+"""Time beyond the maximum duration of a rebalance to wait for JoinGroup and SyncGroup responses."""
 CLOSE_TIMEOUT_S = 5.0
-"""For the last commit, so that the next owner begins where this one ended; and for saying goodbye."""
+"""Timeout of the last commit and of LeaveGroup when the consumer closes."""
 TOPIC_TIMEOUT_S = 5.0
 _LOST = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION})
 
 
 class ConsumerGroupMetadata(NamedTuple):
-    """Who a consumer is in its group."""
+    """Identity of a consumer in its group. Generation -1 means that it is not a member."""
 
     group_id: str
     generation_id: int
@@ -62,29 +58,32 @@ class ConsumerGroupMetadata(NamedTuple):
 
 
 class RebalanceListener:
-    """Told of partitions that come and go, within `poll` and `close`; the methods may be coroutines."""
+    """Base class for callbacks about assigned and revoked partitions, called within `poll` and `close`.
+
+    The methods may be coroutines.
+    """
 
     def on_partitions_assigned(self, partitions: list[TopicPartition]) -> Any:
-        """These are new here; their positions are the committed ones, and can be changed with `seek`."""
+        """Handle newly assigned partitions. Their positions are the committed offsets; `seek` may change them."""
 
     def on_partitions_revoked(self, partitions: list[TopicPartition]) -> Any:
-        """These are about to go, and still may be committed."""
+        """Handle partitions that are about to be revoked. Their offsets can still be committed."""
 
     def on_partitions_lost(self, partitions: list[TopicPartition]) -> Any:
-        """These are gone, and others may have them already."""
+        """Handle partitions that other members may already own. Their offsets cannot be committed."""
 
 
 class _Joined(NamedTuple):
-    """What a join came to."""
+    """Result of a join."""
 
     generation_id: int
     owned: frozenset[TopicPartition]
     committed: Mapping[TopicPartition, int]
-    """Of those that are new here."""
+    """Committed offsets of the newly assigned partitions."""
 
 
 class Membership:
-    """One consumer's. `advance` is called by one task at a time."""
+    """Group membership of one consumer. One task at a time calls `advance`."""
 
     def __init__(self, config: ConsumerConfig, cluster: Cluster, fetcher: Fetcher) -> None:
         assert config.group_id is not None
@@ -98,37 +97,37 @@ class Membership:
         self._topics: tuple[str, ...] | None = None
         self._listener = RebalanceListener()
         self.member_id = ""
-        """The id that the coordinator gave; empty before."""
+        """Member id from the coordinator; empty before the first join."""
         self.generation_id = -1
-        """The generation that this is a member of; -1 outside."""
+        """Current generation; -1 outside the group."""
         self._owned: frozenset[TopicPartition] = frozenset()
         self._counts: dict[str, int] | None = None
-        """As the leader: how many partitions the topics had that it assigned."""
+        """If this member is the leader: partition counts of the topics in the last assignment."""
         self._must_join = self._is_lost = False
-        self._is_between = False
-        """Partitions are being given up or taken; whoever is cancelled there joins again."""
+        self._is_rebalancing = False
+        """Set while partitions are assigned or revoked. After a cancelled poll the member joins again."""
         self._failure: KafkaError | None = None
-        self._joining: asyncio.Task[_Joined | None] | None = None
-        self._beating: asyncio.Task[None] | None = None
-        self._committing: asyncio.Task[None] | None = None
+        self._join_task: asyncio.Task[_Joined | None] | None = None
+        self._heartbeat_task: asyncio.Task[None] | None = None
+        self._commit_task: asyncio.Task[None] | None = None
         self._polled_at = self._committed_at = 0.0
 
     @property
     def is_subscribed(self) -> bool:
-        """Whether partitions are the group's business; before `subscribe` only offsets are."""
+        """Whether the group assigns the partitions. Before `subscribe` the group only stores offsets."""
         return self._topics is not None
 
     def subscribe(self, topics: tuple[str, ...], listener: RebalanceListener | None) -> None:
-        """Share these topics with the group, from the next `advance` on."""
+        """Subscribe to topics. The next `advance` joins the group."""
         if self._topics is None:
-            self._fetcher.assign([])  # what was assigned by hand
+            self._fetcher.assign([])  # remove manually assigned partitions
         self._topics, self._must_join = topics, True
         self._listener = listener or RebalanceListener()
 
     # --- within poll -------------------------------------------------------------------------------------------------
 
     async def advance(self, timeout_s: float) -> None:
-        """Go on with the membership for at most about `timeout_s`; raises KafkaError when that is not possible."""
+        """Join or rebalance if needed, for about `timeout_s`, and commit if due. Raises KafkaError."""
         self._polled_at = asyncio.get_running_loop().time()
         if self._topics is not None:
             await self._advance(timeout_s)
@@ -141,25 +140,25 @@ class Membership:
                 failure, self._failure, self._must_join = self._failure, None, True
                 await self._drop_lost()
                 raise failure
-            if self._joining is None:
-                if not (self._must_join or self._is_between or self._topics_changed()):
+            if self._join_task is None:
+                if not (self._must_join or self._is_rebalancing or self._topics_changed()):
                     return
-                await self._prepare()
-                self._joining = asyncio.create_task(self._join(), name="join-group")
-                self._joining.add_done_callback(lambda _: self._fetcher.arrived.set())
-            # Who keeps partitions reads them meanwhile: a rebalance may take as long as a session that is to end.
+                await self._prepare_join()
+                self._join_task = asyncio.create_task(self._join(), name="join-group")
+                self._join_task.add_done_callback(lambda _: self._fetcher.arrived.set())
+            # A member that keeps partitions returns their records during the rebalance, which may take long.
             left = 0.0 if self._owned else deadline - asyncio.get_running_loop().time()
-            await asyncio.wait({self._joining}, timeout=max(left, 0))
-            if not self._joining.done():
+            await asyncio.wait({self._join_task}, timeout=max(left, 0))
+            if not self._join_task.done():
                 return
-            task, self._joining = self._joining, None
+            task, self._join_task = self._join_task, None
             try:
                 joined = task.result()
             except BaseException:
                 self._must_join = True
                 raise
             if joined is not None:
-                await self._take(joined)
+                await self._apply_assignment(joined)
 
     def _topics_changed(self) -> bool:
         counts = self._counts
@@ -169,63 +168,62 @@ class Membership:
         metadata = self._cluster.metadata.topic(topic)
         return 0 if metadata is None else len(metadata.partitions)
 
-    async def _prepare(self) -> None:
-        """Before a join: what is lost goes, and eager members give up the rest."""
-        self._is_between = True
+    async def _prepare_join(self) -> None:
+        """Drop lost partitions and, for eager assignors, revoke all others before a join."""
+        self._is_rebalancing = True
         if not self._is_lost and not self._is_cooperative:
-            await self._give_up(self._owned)
+            await self._revoke(self._owned)
         if self._is_lost:
             await self._drop_lost()
-        if self._beating is not None:
-            self._beating.cancel()
-        self._must_join = self._is_lost = self._is_between = False
+        if self._heartbeat_task is not None:
+            self._heartbeat_task.cancel()
+        self._must_join = self._is_lost = self._is_rebalancing = False
 
     async def _drop_lost(self) -> None:
         self._is_lost, self._must_join = False, True
         lost, self._owned = self._owned, frozenset()
         self._fetcher.assign([])
         if lost:
-            await _told(self._listener.on_partitions_lost(sorted(lost)))
+            await _call_listener(self._listener.on_partitions_lost(sorted(lost)))
 
-    async def _give_up(self, gone: frozenset[TopicPartition]) -> None:
+    async def _revoke(self, gone: frozenset[TopicPartition]) -> None:
         if not gone:
             return
         if self._config.enable_auto_commit:
-            if self._committing is not None:
-                await asyncio.wait({self._committing})  # it has older positions: it must not come second
-            positions = self.positions()
-            offsets = {where: positions[where] for where in gone if where in positions}
+            if self._commit_task is not None:
+                await asyncio.wait({self._commit_task})  # its positions are older and must not be committed last
+            offsets = {each: offset for each, offset in self.positions().items() if each in gone}
             await self._commit_quietly(offsets, self._config.default_api_timeout_ms / 1000)
-        if self._is_lost:  # that is what the commit was told, or a heartbeat meanwhile
+        if self._is_lost:  # detected by the commit or by a heartbeat meanwhile
             await self._drop_lost()
             return
-        await _told(self._listener.on_partitions_revoked(sorted(gone)))
+        await _call_listener(self._listener.on_partitions_revoked(sorted(gone)))
         self._owned -= gone
         self._fetcher.assign(sorted(self._owned))
 
-    async def _take(self, joined: _Joined) -> None:
-        if self._is_lost:  # a heartbeat since then
+    async def _apply_assignment(self, joined: _Joined) -> None:
+        if self._is_lost:  # detected by a heartbeat after the join
             return
-        self._is_between = True
+        self._is_rebalancing = True
         before = self._owned
-        await self._give_up(before - joined.owned)
-        if self.generation_id != joined.generation_id:  # lost meanwhile
+        await self._revoke(before - joined.owned)
+        if self.generation_id != joined.generation_id:  # lost while revoking
             return
         added = joined.owned - before
         self._owned = joined.owned
         self._fetcher.assign(sorted(self._owned))
-        for where, offset in joined.committed.items():
-            self._fetcher.states[where].seek(offset)
+        for topic_partition, offset in joined.committed.items():
+            self._fetcher.states[topic_partition].seek(offset)
         self._fetcher.wake.set()
-        await _told(self._listener.on_partitions_assigned(sorted(added)))
+        await _call_listener(self._listener.on_partitions_assigned(sorted(added)))
         self._must_join |= self._is_cooperative and bool(before - joined.owned)
-        self._is_between = False
+        self._is_rebalancing = False
         self._committed_at = asyncio.get_running_loop().time()
 
     # --- joining -----------------------------------------------------------------------------------------------------
 
     async def _join(self) -> _Joined | None:
-        """Join and get an assignment; None when the membership was lost, and so what it owned."""
+        """Join the group and return the assignment, or None if the membership and its partitions were lost."""
         attempts = 0
         while True:
             code, joined = await self._join_once()
@@ -243,7 +241,7 @@ class Membership:
             elif code is not ErrorCode.REBALANCE_IN_PROGRESS:
                 self._must_join = True
                 self._is_lost = code is ErrorCode.FENCED_INSTANCE_ID
-                raise KafkaError(code, f"group {self.group_id!r}")
+                raise KafkaError(code, f"cannot join group {self.group_id!r}")
             attempts += 1
             await asyncio.sleep(self._cluster.backoff.delay_s(attempts))
 
@@ -268,39 +266,40 @@ class Membership:
             [m.JoinGroupRequestProtocol(one.name, metadata) for one in self._assignors],
         )
         wait_s = config.max_poll_interval_ms / 1000 + JOIN_GRACE_S
-        answer: m.JoinGroupResponse = await self.coordinator.call(
+        response: m.JoinGroupResponse = await self.coordinator.call(
             request, max(timeout_s, wait_s), attempt_timeout_s=wait_s
         )
-        if answer.error_code:
-            if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
-                self.member_id = answer.member_id
-            return ErrorCode.of(answer.error_code), None
-        self.member_id, self.generation_id, self._counts = answer.member_id, answer.generation_id, None
-        is_leader = answer.leader == answer.member_id
-        given = await self._assign(answer) if is_leader and not answer.skip_assignment else []
+        if response.error_code:
+            if response.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+                self.member_id = response.member_id
+            return ErrorCode.of(response.error_code), None
+        self.member_id, self.generation_id, self._counts = response.member_id, response.generation_id, None
+        is_leader = response.leader == response.member_id
+        assignments = await self._assign(response) if is_leader and not response.skip_assignment else []
         sync = m.SyncGroupRequest(
             self.group_id,
-            answer.generation_id,
-            answer.member_id,
+            response.generation_id,
+            response.member_id,
             config.group_instance_id,
-            answer.protocol_type,
-            answer.protocol_name,
-            given,
+            response.protocol_type,
+            response.protocol_name,
+            assignments,
         )
         synced = await self.coordinator.call(sync, max(timeout_s, wait_s), attempt_timeout_s=wait_s)
         if synced.error_code:
             return ErrorCode.of(synced.error_code), None
-        self._beating = asyncio.create_task(self._beat(), name="heartbeat")  # the offsets may be long in coming
+        # Heartbeats start before the committed offsets are fetched, which may take long.
+        self._heartbeat_task = asyncio.create_task(self._send_heartbeats(), name="heartbeat")
         lists = decode_assignment(synced.assignment).assigned_partitions
-        mine = frozenset(TopicPartition(*where) for where in flat(lists))
+        mine = frozenset(TopicPartition(*topic_partition) for topic_partition in flat(lists))
         committed = await self.coordinator.committed(mine - owned, timeout_s)
-        return ErrorCode.NONE, _Joined(answer.generation_id, mine, committed)
+        return ErrorCode.NONE, _Joined(response.generation_id, mine, committed)
 
-    async def _assign(self, answer: m.JoinGroupResponse) -> list[m.SyncGroupRequestAssignment]:
-        """As the leader: who gets what."""
+    async def _assign(self, response: m.JoinGroupResponse) -> list[m.SyncGroupRequestAssignment]:
+        """Assign partitions to all members, as the leader of the group."""
         members = [
             GroupMember(one.member_id, one.group_instance_id, decode_subscription(one.metadata))
-            for one in answer.members
+            for one in response.members
         ]
         topics = {topic for member in members for topic in member.subscription.topics}
         counts = {}
@@ -312,128 +311,134 @@ class Membership:
                 log.warning("topic %s cannot be assigned: %s", topic, error)
             counts[topic] = self._count(topic)
         self._counts = counts
-        assignor = ASSIGNORS[answer.protocol_name or ""]
-        given = assignor.assign({topic: count for topic, count in counts.items() if count}, members)
+        assignor = ASSIGNORS[response.protocol_name or ""]
+        assignments = assignor.assign({topic: count for topic, count in counts.items() if count}, members)
         return [
             m.SyncGroupRequestAssignment(member_id, encode_assignment(Assignment(by_topic(owned))))
-            for member_id, owned in given.items()
+            for member_id, owned in assignments.items()
         ]
 
     # --- heartbeats --------------------------------------------------------------------------------------------------
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         config, loop = self._config, asyncio.get_running_loop()
         request = m.HeartbeatRequest(self.group_id, self.generation_id, self.member_id, config.group_instance_id)
         interval_s, attempts = config.heartbeat_interval_ms / 1000, 0
         while True:
-            # Without an answer the next one is not far: a new coordinator takes who is silent for dead before long.
+            # After a failure the next heartbeat is sent early, before a new coordinator's session timeout expires.
             await asyncio.sleep(min(self._cluster.backoff.delay_s(attempts), interval_s) if attempts else interval_s)
             if loop.time() - self._polled_at > config.max_poll_interval_ms / 1000:
-                log.warning("no poll within max.poll.interval.ms: leaving group %s", self.group_id)
+                log.warning("leaving group %s: no poll within max.poll.interval.ms", self.group_id)
                 await self._leave()
                 code = ErrorCode.UNKNOWN_MEMBER_ID
             else:
                 try:
-                    answer = await self.coordinator.call_once(request, config.session_timeout_ms / 1000)
+                    response = await self.coordinator.call_once(request, config.session_timeout_ms / 1000)
                 except KafkaError as error:
-                    log.info("no answer to a heartbeat of group %s: %s", self.group_id, error)
+                    log.info("heartbeat of group %s failed: %s", self.group_id, error)
                     attempts += 1
                     continue
-                code = ErrorCode.of(answer.error_code)
+                code = ErrorCode.of(response.error_code)
                 attempts = attempts + 1 if code in COORDINATOR_ERRORS else 0
             if code is ErrorCode.REBALANCE_IN_PROGRESS:
                 self._must_join = True
                 self._fetcher.arrived.set()
             elif code in _LOST or code is ErrorCode.FENCED_INSTANCE_ID:
-                self._lose(code)
+                self._lose_membership(code)
                 return
 
-    def _lose(self, code: ErrorCode) -> None:
+    def _lose_membership(self, code: ErrorCode) -> None:
         self._must_join = self._is_lost = True
         self.generation_id = -1
         if code is ErrorCode.UNKNOWN_MEMBER_ID:
             self.member_id = ""
         if code is ErrorCode.FENCED_INSTANCE_ID:
-            self._failure = KafkaError(code, f"another member has {self._config.group_instance_id!r} now")
+            text = f"another member uses group.instance.id {self._config.group_instance_id!r}"
+            self._failure = KafkaError(code, text)
         self._fetcher.arrived.set()
 
     async def _leave(self) -> None:
-        """A static member keeps its place."""
+        """Leave the group, unless this is a static member."""
         if self.member_id and self._config.group_instance_id is None:
             request = m.LeaveGroupRequest(self.group_id, members=[m.MemberIdentity(self.member_id)])
             try:
                 await self.coordinator.call_once(request, CLOSE_TIMEOUT_S)
             except KafkaError as error:
-                log.info("not left group %s: %s", self.group_id, error)
+                log.info("leaving group %s failed: %s", self.group_id, error)
 
     # --- offsets -----------------------------------------------------------------------------------------------------
 
     async def commit(self, offsets: Mapping[TopicPartition, int] | None, timeout_s: float) -> None:
-        """Commit, by default the positions of all assigned partitions; raises KafkaError."""
-        given = self.positions() if offsets is None else offsets
-        if not given:
+        """Commit offsets (None: the positions of all assigned partitions).
+
+        Raises KafkaError, UNKNOWN_MEMBER_ID if the consumer has subscribed and is not a member now.
+        """
+        if offsets is None:
+            offsets = self.positions()
+        if not offsets:
             return
-        who = MemberIdentity()
+        member = MemberIdentity()
         if self._topics is not None:
-            if self.generation_id < 0:  # as nobody's, an empty group would take it
-                raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"no member of group {self.group_id!r} now")
-            who = MemberIdentity(self.generation_id, self.member_id, self._config.group_instance_id)
+            if self.generation_id < 0:  # without a member id, an empty group would accept the commit
+                raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"consumer is not a member of group {self.group_id!r}")
+            member = MemberIdentity(self.generation_id, self.member_id, self._config.group_instance_id)
         try:
-            await self.coordinator.commit(given, who, timeout_s)
+            await self.coordinator.commit(offsets, member, timeout_s)
         except KafkaError as error:
-            # While it joins, the answer to that says whether it is a member.
-            is_ours = who.generation_id == self.generation_id and self._joining is None
-            if is_ours and (error.code in _LOST or error.code is ErrorCode.FENCED_INSTANCE_ID):
-                self._lose(error.code)
-            elif is_ours and error.code is ErrorCode.REBALANCE_IN_PROGRESS:
+            # During a join, the JoinGroup response decides about the membership.
+            is_current = member.generation_id == self.generation_id and self._join_task is None
+            if is_current and (error.code in _LOST or error.code is ErrorCode.FENCED_INSTANCE_ID):
+                self._lose_membership(error.code)
+            elif is_current and error.code is ErrorCode.REBALANCE_IN_PROGRESS:
                 self._must_join = True
             raise
 
     def positions(self) -> dict[TopicPartition, int]:
-        """Of the assigned partitions those that have one."""
+        """Return the positions of the assigned partitions, omitting unknown ones."""
         states = self._fetcher.states
-        return {where: state.position for where, state in states.items() if state.position is not None}
+        return {each: state.position for each, state in states.items() if state.position is not None}
 
     async def _commit_quietly(self, offsets: Mapping[TopicPartition, int], timeout_s: float) -> None:
         try:
             await self.commit(offsets, timeout_s)
         except KafkaError as error:
-            log.warning("offsets of group %s not committed: %s", self.group_id, error)
+            log.warning("commit of group %s failed: %s", self.group_id, error)
 
     def _commit_if_due(self) -> None:
         now = asyncio.get_running_loop().time()
         is_due = now - self._committed_at >= self._config.auto_commit_interval_ms / 1000
-        is_under_way = self._committing is not None and not self._committing.done()
-        is_joining = self._joining is not None and not self._owned
-        if not (self._config.enable_auto_commit and is_due) or is_under_way or is_joining:
+        is_committing = self._commit_task is not None and not self._commit_task.done()
+        is_joining = self._join_task is not None and not self._owned
+        if not (self._config.enable_auto_commit and is_due) or is_committing or is_joining:
             return
         self._committed_at = now
         timeout_s = self._config.default_api_timeout_ms / 1000
-        work = self._commit_quietly(self.positions(), timeout_s)  # now: the same poll moves them before the task runs
-        self._committing = asyncio.create_task(work, name="auto-commit")
+        work = self._commit_quietly(self.positions(), timeout_s)  # positions before this poll returns more records
+        self._commit_task = asyncio.create_task(work, name="auto-commit")
 
-    # --- the end -----------------------------------------------------------------------------------------------------
+    # --- closing -----------------------------------------------------------------------------------------------------
 
     async def close(self, *, commit: bool = True, leave: bool = True) -> None:
-        """Commit if that is automatic, give up all, and leave; or without one or the other."""
-        tasks = [task for task in (self._joining, self._beating, self._committing) if task is not None]
+        """Commit if `commit` and `enable.auto.commit`, revoke all partitions, and leave the group if `leave`."""
+        tasks = [task for task in (self._join_task, self._heartbeat_task, self._commit_task) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._joining = self._beating = self._committing = None
+        self._join_task = self._heartbeat_task = self._commit_task = None
         if commit and self._config.enable_auto_commit and not self._is_lost:
             await self._commit_quietly(self.positions(), CLOSE_TIMEOUT_S)
         if self._topics is not None:
             owned, self._owned = self._owned, frozenset()
             try:
                 if owned:
-                    gone = self._listener.on_partitions_lost if self._is_lost else self._listener.on_partitions_revoked
-                    await _told(gone(sorted(owned)))
+                    listener = self._listener
+                    callback = listener.on_partitions_lost if self._is_lost else listener.on_partitions_revoked
+                    await _call_listener(callback(sorted(owned)))
             finally:
                 if leave:
                     await self._leave()
 
 
-async def _told(answer: Any) -> None:
-    if inspect.isawaitable(answer):
-        await answer
+async def _call_listener(result: Any) -> None:
+    if inspect.isawaitable(result):
+        await result

@@ -1,14 +1,14 @@
-"""What a consumer's partitions ask their leaders: ListOffsets and OffsetsForLeaderEpoch (392-08), many in one request.
+"""ListOffsets and OffsetsForLeaderEpoch requests of a consumer's partitions to their leaders, batched (392-08).
 
-Invariants: of each kind one round is under way at a time; an answer is given to a reader only if it still waits for it
-(a seek, reset or assignment makes it void), and so is each failure.
+Invariants: one round of each kind is in flight at a time; a response or failure reaches a reader only if the reader
+still waits for it, that is, not after a seek, reset or assignment.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kipmesh.client.cluster import Cluster
@@ -17,59 +17,61 @@ from kipmesh.client.consumer.rules.values import Effects, EndOfEpochAtLeader, Li
 from kipmesh.client.offsets import list_offsets_call, offsets_for_leader_epoch_call
 from kipmesh.core.errors import KafkaError
 
-Question = ListOffsetsAtLeader | EndOfEpochAtLeader
+LeaderRequest = ListOffsetsAtLeader | EndOfEpochAtLeader
 
 
 @dataclass(eq=False)
-class LeaderQuestions:
-    """The questions of one consumer; `do` does what readers decide, `ended` is called after each round."""
+class LeaderRequests:
+    """Sends the leader requests of one consumer.
+
+    `apply` receives the effects of a response and the error, if any. `on_round_done` is called after each round.
+    """
 
     cluster: Cluster
     timeout_s: float
-    do: Callable[[PartitionState, Effects, KafkaError | None], None]
-    ended: Callable[[], None]
+    apply: Callable[[PartitionState, Effects, KafkaError | None], None]
+    on_round_done: Callable[[], None]
+    _wanted: dict[type[LeaderRequest], list[tuple[PartitionState, LeaderRequest]]] = field(default_factory=dict)
+    _running: set[type[LeaderRequest]] = field(default_factory=set)
 
-    def __post_init__(self) -> None:
-        self._wanted: dict[type[Question], list[tuple[PartitionState, Question]]] = {}
-        self._asking: set[type[Question]] = set()
-
-    def want(self, state: PartitionState, question: Question) -> None:
-        """To be asked in this step; if a round is under way, it has to be wanted again after that."""
-        self._wanted.setdefault(type(question), []).append((state, question))
+    def add(self, state: PartitionState, request: LeaderRequest) -> None:
+        """Add a request to the next `start`. It is dropped there if a round of its kind is in flight."""
+        self._wanted.setdefault(type(request), []).append((state, request))
 
     def start(self, now_ms: int, spawn: Callable[[Coroutine[Any, Any, None]], object]) -> None:
-        """Begin rounds of what is wanted."""
+        """Start a round for each kind of the added requests."""
         wanted, self._wanted = self._wanted, {}
-        for kind, questions in wanted.items():
-            if kind in self._asking:
+        for kind, requests in wanted.items():
+            if kind in self._running:
                 continue
-            self._asking.add(kind)
-            asked = [(state, state.reader.sent(question, now_ms), question) for state, question in questions]
-            spawn(self._ask(kind, asked))
+            self._running.add(kind)
+            sent = [(state, state.reader.sent(request, now_ms), request) for state, request in requests]
+            spawn(self._run(kind, sent))
 
-    async def _ask(self, kind: type[Question], asked: Sequence[tuple[PartitionState, int, Question]]) -> None:
-        """One round: where offsets are, or whether what was read is in the leaders' logs."""
-        is_lookup = kind is ListOffsetsAtLeader
+    async def _run(self, kind: type[LeaderRequest], sent: Sequence[tuple[PartitionState, int, LeaderRequest]]) -> None:
+        is_list_offsets = kind is ListOffsetsAtLeader
         try:
             wanted = {
-                state.where: question.timestamp if isinstance(question, ListOffsetsAtLeader) else question.epoch
-                for state, number, question in asked
-                if state.reader.is_waiting_for(number)
+                state.topic_partition: request.timestamp if isinstance(request, ListOffsetsAtLeader) else request.epoch
+                for state, request_id, request in sent
+                if state.reader.is_pending(request_id)
             }
-            request = (list_offsets_call if is_lookup else offsets_for_leader_epoch_call)(self.cluster, wanted)
-            found, failures = await self.cluster.call_leaders_once(wanted, request, self.timeout_s)
+            make_call = list_offsets_call if is_list_offsets else offsets_for_leader_epoch_call
+            values, failures = await self.cluster.call_leaders_once(
+                wanted, make_call(self.cluster, wanted), self.timeout_s
+            )
             now_ms = int(asyncio.get_running_loop().time() * 1000)
-            for state, number, _ in asked:
-                reader, where = state.reader, state.where
-                if not reader.is_waiting_for(number):
+            for state, request_id, _ in sent:
+                reader, topic_partition = state.reader, state.topic_partition
+                if not reader.is_pending(request_id):
                     continue
-                if where in failures:
-                    error = failures[where]
-                    self.do(state, reader.failed(number, error.code, now_ms), state.located(error))
-                elif where in found and is_lookup:
-                    self.do(state, reader.listed(number, found[where].offset), None)
-                elif where in found:
-                    self.do(state, reader.epoch_ended(number, found[where]), None)
+                if topic_partition in failures:
+                    error = failures[topic_partition]
+                    self.apply(state, reader.failed(request_id, error.code, now_ms), state.located(error))
+                elif topic_partition in values and is_list_offsets:
+                    self.apply(state, reader.listed(request_id, values[topic_partition].offset), None)
+                elif topic_partition in values:
+                    self.apply(state, reader.epoch_ended(request_id, values[topic_partition]), None)
         finally:
-            self._asking.discard(kind)
-            self.ended()
+            self._running.discard(kind)
+            self.on_round_done()

@@ -1,7 +1,7 @@
-"""The replicas that a consumer prefers: by configuration, metadata, and the consumer's own selector (392-15 to 392-17).
+"""Preferred replicas of a consumer, from configuration, metadata and the consumer's own selector (392-15 to 392-17).
 
-`ReplicaSelection` gives each `PartitionReader` what metadata and the selector say; the reader decides
-(`rules.preferred_replica`). `ReplicaReturn` refreshes metadata so that a replica that was left is found again.
+`ReplicaSelection` supplies each `PartitionReader` with metadata and the selector's result; the reader selects the
+replica (`rules.preferred_replica`). `ReplicaReturn` refreshes metadata so that a recovered replica is used again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from kipmesh.client.cluster import Cluster
 from kipmesh.client.consumer.rules.reader import PartitionReader
-from kipmesh.client.consumer.rules.values import PartitionNews, ReaderConfig, SelectionMode
+from kipmesh.client.consumer.rules.values import PartitionView, ReaderConfig, SelectionMode
 from kipmesh.client.types import TIMESTAMP_EARLIEST, TIMESTAMP_LATEST, PartitionMetadata, TopicPartition
 from kipmesh.core.config import ConsumerConfig
 from kipmesh.core.errors import InvalidConfigError
@@ -25,25 +25,25 @@ from kipmesh.messages import NodeEndpoint
 log = logging.getLogger(__name__)
 
 FAILURES_LOGGED: Final = 5
-"""A broken selector fails for each partition at each update: after so many it is counted only."""
+"""Logged failures of the selector. A broken selector fails for each partition at each update, so others are counted."""
 
 
 def rack_in_metadata(config: ConsumerConfig) -> str:
-    """The rack that Metadata requests carry (392-15)."""
+    """Return the rack for Metadata requests, or an empty string unless `replica.selection.mode=metadata` (392-15)."""
     return config.client_rack if config.replica_selection_mode == "metadata" else ""
 
 
 def reset_policy(config: ConsumerConfig) -> int | None:
-    """`auto.offset.reset` as a timestamp; None for `none` and `error`."""
+    """Return `auto.offset.reset` as a timestamp; None for `none` and `error`."""
     return {"earliest": TIMESTAMP_EARLIEST, "latest": TIMESTAMP_LATEST}.get(config.auto_offset_reset)
 
 
-def ineffective(config: ConsumerConfig) -> list[str]:
-    """What is set and does nothing, as the other settings are; a line each."""
-    mode, said = config.replica_selection_mode, []
+def ineffective_settings(config: ConsumerConfig) -> list[str]:
+    """Return one message for each setting that has no effect in combination with the others."""
+    mode, messages = config.replica_selection_mode, []
     if mode != "consumer":
-        said += [
-            f"{key} has no effect with replica.selection.mode={mode}: brokers choose"
+        messages += [
+            f"{key} has no effect with replica.selection.mode={mode}: brokers select the replica"
             for key, value in (
                 ("replica.selector.class", config.replica_selector_class),
                 ("replica.selector.config", config.replica_selector_config),
@@ -51,22 +51,25 @@ def ineffective(config: ConsumerConfig) -> list[str]:
             if value
         ]
     elif not config.replica_selector_class:
-        said.append("replica.selection.mode=consumer reads from leaders without replica.selector.class")
+        messages.append("replica.selection.mode=consumer fetches from leaders without replica.selector.class")
     if mode == "fetch":
         if config.replica_selection_policy != "leader":
-            said.append("replica.selection.policy has no effect with replica.selection.mode=fetch")
+            messages.append("replica.selection.policy has no effect with replica.selection.mode=fetch")
     elif config.replica_selection_policy == "leader":
-        said.append(f"replica.selection.mode={mode} has no effect with replica.selection.policy=leader")
+        messages.append(f"replica.selection.mode={mode} has no effect with replica.selection.policy=leader")
     if mode == "metadata" and not config.client_rack:
-        said.append("replica.selection.mode=metadata has no effect without client.rack")
-    return said
+        messages.append("replica.selection.mode=metadata has no effect without client.rack")
+    return messages
 
 
 class ReplicaSelection:
-    """Makes the readers of a consumer, and their news. Raises InvalidConfigError for a selector that cannot be."""
+    """Creates the partition readers of a consumer and their metadata views.
+
+    Logs a warning for settings without effect. Raises InvalidConfigError if the selector cannot be loaded.
+    """
 
     def __init__(self, config: ConsumerConfig, cluster: Cluster) -> None:
-        for line in ineffective(config):
+        for line in ineffective_settings(config):
             log.warning("%s: %s", config.client_id, line)
         mode = SelectionMode(config.replica_selection_mode)
         self.config = ReaderConfig(
@@ -82,27 +85,27 @@ class ReplicaSelection:
         self._client = ClientMetadata(config.client_rack, config.client_id)
         self._selector: GuardedSelector | None = None
         if mode is SelectionMode.CONSUMER:
-            configs = {**config.as_dict(), **_own_keys(config.replica_selector_config)}
-            self._selector = GuardedSelector(load_selector(config.replica_selector_class, configs), self._failed)
+            configs = {**config.as_dict(), **_selector_config(config.replica_selector_config)}
+            self._selector = GuardedSelector(load_selector(config.replica_selector_class, configs), self._log_failure)
 
     def reader(self) -> PartitionReader:
-        """A new partition's reader."""
+        """Create the reader of a new partition."""
         return PartitionReader(self.config, lambda attempts: int(self._cluster.backoff.delay_s(attempts) * 1000))
 
     @property
     def selector_failures(self) -> int:
-        """What the consumer's own selector did wrong so far."""
+        """Number of failures of the consumer's own selector."""
         return sum(self._selector.failures.values()) if self._selector is not None else 0
 
     @property
     def changes_with_metadata(self) -> bool:
-        """Whether each update of metadata may choose another replica."""
+        """Whether a metadata update may select another replica."""
         return self.config.mode is not SelectionMode.FETCH and self.config.prefers_replicas
 
-    def of(self, topic: str, known: PartitionMetadata | None) -> PartitionNews:
-        """What metadata says; brokers that it does not name are offline."""
+    def of(self, topic: str, known: PartitionMetadata | None) -> PartitionView:
+        """Return the reader's view of a partition's metadata. Brokers that are not in the metadata count as offline."""
         if known is None:
-            return PartitionNews()
+            return PartitionView()
         brokers = self._cluster.metadata.brokers
         replicas = tuple(known.replicas)
         offline = tuple([node for node in replicas if node not in brokers or node in known.offline_replicas])
@@ -110,12 +113,12 @@ class ReplicaSelection:
         if self._selector is not None and self.config.prefers_replicas:
             preferred = self._select(self._selector, selection.TopicPartition(topic, known.partition), known, offline)
         leader_id = known.leader_id if known.leader_id in brokers else -1
-        return PartitionNews(leader_id, known.leader_epoch, replicas, tuple(known.isr), offline, preferred)
+        return PartitionView(leader_id, known.leader_epoch, replicas, tuple(known.isr), offline, preferred)
 
     def _select(
         self,
         selector: GuardedSelector,
-        where: selection.TopicPartition,
+        topic_partition: selection.TopicPartition,
         known: PartitionMetadata,
         offline: tuple[int, ...],
     ) -> int:
@@ -128,59 +131,57 @@ class ReplicaSelection:
             if node not in offline
         }
         view = view_of(leader_id=known.leader_id, replicas=known.replicas, isr=known.isr, endpoints=endpoints)
-        return preferred_read_replica(selector, where, self._client, view)
+        return preferred_read_replica(selector, topic_partition, self._client, view)
 
-    def _failed(self, where: selection.TopicPartition, failure: SelectorFailure, what: object) -> None:
+    def _log_failure(self, topic_partition: selection.TopicPartition, failure: SelectorFailure, cause: object) -> None:
         if self.selector_failures <= FAILURES_LOGGED:
-            log.warning("the replica selector failed for %s-%d (%s): %r", *where, failure.value, what)
+            log.warning("replica selector failed for %s-%d (%s): %r", *topic_partition, failure.value, cause)
 
     def close(self) -> None:
-        """End the selector."""
+        """Close the consumer's own selector, if any."""
         if self._selector is not None:
             self._selector.close()
 
 
-def _own_keys(pairs: tuple[str, ...]) -> dict[str, str]:
+def _selector_config(pairs: tuple[str, ...]) -> dict[str, str]:
     keys = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not (key.strip() and equals):
-            raise InvalidConfigError(f"configuration key 'replica.selector.config': {pair!r} is not key=value")
+            raise InvalidConfigError(f"replica.selector.config must be a list of key=value, got {pair!r}")
         keys[key.strip()] = value.strip()
     return keys
 
 
 class ReplicaReturn:
-    """The way back to a nearby replica in the modes `metadata` and `consumer`, of one consumer.
+    """Schedules metadata refreshes after partitions returned to their leader, in the modes `metadata` and `consumer`.
 
-    A refresh every `metadata.max.age.ms` alone would leave a consumer with the leader for that long after its replica
-    was back. So metadata is requested `retry.backoff.max.ms` after a replica was left, and again, each time after twice
-    as long, until the partition is read from a replica again or the regular refresh is as good (392-14). In mode
-    `fetch` the leader's next response redirects the consumer.
-    Times are seconds of the loop's clock.
+    The regular refresh alone would keep a consumer on the leader for up to `metadata.max.age.ms` after its replica has
+    recovered. Metadata is therefore refreshed `first_s` (`retry.backoff.max.ms`) after the return and then at doubling
+    intervals, until the partition is fetched from a replica or the interval reaches `last_s` (392-14). In mode `fetch`
+    the leader redirects the consumer instead. Times are seconds of the loop's clock.
     """
 
     def __init__(self, first_s: float, last_s: float) -> None:
-        """The first wait, and the one that the regular refresh makes needless."""
         self._first_s = first_s
         self._last_s = last_s
         self._wait_s = 0.0
         self._away: dict[TopicPartition, None] = {}
         self.due_s: float | None = None
-        """When metadata is asked for; None for never."""
+        """Time of the next refresh, or None."""
 
-    def left(self, where: TopicPartition, now_s: float) -> None:
-        """The partition is read from the leader, since its replica failed."""
-        if where not in self._away:
-            self._away[where] = None
+    def left(self, topic_partition: TopicPartition, now_s: float) -> None:
+        """Record that a partition returned to its leader because its replica failed."""
+        if topic_partition not in self._away:
+            self._away[topic_partition] = None
             self._wait_s = self._first_s
             self.due_s = now_s + self._first_s
 
     def topics(self, now_s: float, is_away: Callable[[TopicPartition], bool]) -> set[str]:
-        """The topics whose metadata is asked for now; `is_away` says what is not read from a replica yet."""
+        """Return the topics to refresh now. `is_away` returns whether a partition is still fetched from its leader."""
         if self.due_s is None or now_s < self.due_s:
             return set()
-        self._away = {where: None for where in self._away if is_away(where)}
+        self._away = {topic_partition: None for topic_partition in self._away if is_away(topic_partition)}
         topics = {topic for topic, _ in self._away}
         self._wait_s *= 2
         if not topics or self._wait_s >= self._last_s:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from kipmesh.client import AdminClient, Consumer, Producer
-from kipmesh.client.consumer.replica_selection import ineffective
+from kipmesh.client.consumer.replica_selection import ineffective_settings
 from kipmesh.core.config import ConsumerConfig, ProducerConfig
 from kipmesh.core.config.node import ConsumerServiceConfig
 from kipmesh.core.errors import InvalidConfigError
@@ -113,13 +113,13 @@ PREFERRED = {"replica.selection.policy": "preferred"}
             ["replica.selection.mode=metadata has no effect with replica.selection.policy"],
         ),
         ({**METADATA, **PREFERRED}, ["replica.selection.mode=metadata has no effect without client.rack"]),
-        ({**OWN, **PREFERRED}, ["replica.selection.mode=consumer reads from leaders without replica.selector.class"]),
+        ({**OWN, **PREFERRED}, ["replica.selection.mode=consumer fetches from leaders without replica.selector.class"]),
     ],
 )
 def test_settings_without_effect_are_told(
     config: dict[str, str], said: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = ineffective(ConsumerConfig.parse(config))
+    found = ineffective_settings(ConsumerConfig.parse(config))
     assert len(found) == len(said)
     assert all(line.startswith(words) for line, words in zip(found, said, strict=True))
     Consumer("h:1", **config)

@@ -199,7 +199,7 @@ async def test_failed_fetching_task_fails_the_calls_of_a_consumer(caplog: pytest
                 def __or__(self, other: Any) -> Any:
                     raise BrokenError
 
-            consumer._fetcher._unsettled = Unhashable()
+            consumer._fetcher._deferred = Unhashable()
             consumer._fetcher.wake.set()
             await expect_failure(polling)
             await expect_failure(consumer.poll(0))

@@ -127,7 +127,7 @@ async def test_cooperative_members_read_while_others_are_waited_for(bootstrap: s
             async with member(bootstrap, topic, **config) as third, AdminClient(bootstrap) as admin:
                 third.subscribe([topic])
                 assert first._group is not None
-                while first._group._joining is None:  # the second one does not poll, and so does not join
+                while first._group._join_task is None:  # the second one does not poll, and so does not join
                     await asyncio.gather(first.poll(20), third.poll(20))
                 await produce(bootstrap, topic)
                 found: set[int] = set()
@@ -232,9 +232,9 @@ async def test_an_automatic_commit_has_no_record_of_the_poll_that_makes_it(boots
             states, group = consumer._fetcher.states, consumer._group
             assert group is not None
             await until(lambda: all(each.buffer or each.position for each in states.values()), "all are buffered")
-            await until(lambda: group._committing is None or group._committing.done(), "the commits so far")
+            await until(lambda: group._commit_task is None or group._commit_task.done(), "the commits so far")
             await asyncio.sleep(0.01)  # the next commit is due
             assert len(await consumer.poll(0, max_records=1)) == 1  # from the buffer: nothing is waited for
-            assert group._committing is not None
-            await group._committing
+            assert group._commit_task is not None
+            await group._commit_task
             assert sum((await consumer.committed(where)).values()) == 1

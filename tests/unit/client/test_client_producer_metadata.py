@@ -180,7 +180,7 @@ def test_metadata_keys_have_defaults_and_limits() -> None:
     assert ProducerConfig.parse({"metadata.max.idle.ms": "6000"}).metadata_evict_ms == 6000
     for bad, message in (
         ({"metadata.evict.ms": 4999}, "metadata.evict.ms"),
-        ({"metadata.max.idle.ms": 6000, "metadata.evict.ms": 6000}, "are the same"),
+        ({"metadata.max.idle.ms": 6000, "metadata.evict.ms": 6000}, "is an alias of"),
         ({"metadata.refresh": "some"}, "metadata.refresh"),
     ):
         with pytest.raises(InvalidConfigError, match=message):

@@ -293,7 +293,7 @@ async def test_truncation_is_reported(policy: str) -> None:
         fill(cluster, 20)
         if policy == "none":
             for _ in range(2):
-                with pytest.raises(KafkaError, match="truncated to offset 20, below 30"):
+                with pytest.raises(KafkaError, match="truncated to offset 20, below the position 30"):
                     await consumer.poll(60_000)
             consumer.seek(("t", 0), 20)
         await read(consumer, 20, 20)
@@ -448,7 +448,7 @@ async def test_a_broken_selector_means_the_leader() -> None:
 def test_invalid_replica_selection_is_refused_by_key() -> None:
     assert Consumer("h:1", rack_id="r").config.client_rack == "r"
     for config, words in (
-        ({"rack.id": "a", "client.rack": "b"}, "give one of them"),
+        ({"rack.id": "a", "client.rack": "b"}, "set only one of them"),
         ({"replica.selection.mode": "broker"}, "replica.selection.mode"),
         ({"replica.selection.mode": "consumer", "replica.selector.class": "no.such.Thing"}, "replica.selector.class"),
         ({"replica.selection.mode": "consumer", "replica.selector.config": "x"}, "replica.selector.config"),

@@ -132,7 +132,7 @@ class Run:
                 FakeFollower(),
                 FakeFollower(code=chance.choice((*CODES, *FOLLOWER_CODES))),
                 FakeFollower(end_offset=behind),
-                FakeFollower(end_offset=behind, told=behind),
+                FakeFollower(end_offset=behind, known_high_watermark=behind),
                 FakeFollower(log_start_offset=behind),
                 FakeFollower(is_in_sync=False),
                 FakeFollower(is_online=False),

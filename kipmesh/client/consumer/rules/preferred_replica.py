@@ -1,114 +1,115 @@
-"""Which replica a partition is read from: the preferred one and its lease, and replicas that have failed (392-14).
+"""Selects the replica that a partition is fetched from, with leases and exclusion of failed replicas (392-14).
 
-A replica that failed is left alone for `retry.backoff.max.ms`, twice as long after each further failure, up to
-`metadata.max.age.ms`; after that long without one, it counts from the beginning. So however often a replica comes and
-goes, and however long the leader insists on it, the number of changes is bounded: that is what "no flip-flop" means.
-A leader that insists is fetched from without the rack, for then it serves itself (392-17).
+A failed replica is excluded for `retry.backoff.max.ms`, doubled after each further failure up to `metadata.max.age.ms`.
+The count restarts after `metadata.max.age.ms` without a failure. This bounds the number of switches, even if a replica
+keeps failing and the leader keeps selecting it. If the leader selects an excluded replica, fetches to the leader omit
+the rack, so that the leader serves them itself (392-17).
 
-Invariants: the target is the leader, or an online replica that is not being left alone; a lease is not prolonged.
+Invariants: the target is the leader or an online replica that is not excluded; a lease is never extended.
 """
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from kipmesh.client.consumer.rules.values import PartitionNews, ReaderConfig, SelectionMode
+from kipmesh.client.consumer.rules.values import PartitionView, ReaderConfig, SelectionMode
 
-NOBODY: Final = -1
+NO_NODE: Final = -1
 _DOUBLINGS_MAX: Final = 30
 
 
-class _Hold(NamedTuple):
-    """Until when a replica is left alone, and after how many failures in a row."""
+class _Exclusion(NamedTuple):
+    """Exclusion of a replica until `until_ms`, after this number of consecutive failures."""
 
     until_ms: int
     failures: int
 
 
 class PreferredReplica:
-    """The choice for one partition: `target` is the node to fetch from. The methods never fail."""
+    """Replica selection of one partition. The methods never raise."""
 
-    __slots__ = ("_config", "_holds", "_lease_until_ms", "_preferred", "news", "rackless_until_ms")
+    __slots__ = ("_config", "_exclusions", "_lease_until_ms", "_preferred", "rackless_until_ms", "view")
 
     def __init__(self, config: ReaderConfig) -> None:
-        self.news = PartitionNews()
+        self.view = PartitionView()
         self._config = config
-        self._preferred = NOBODY
+        self._preferred = NO_NODE
         self._lease_until_ms = 0
         self.rackless_until_ms = 0
-        """Until when the leader is asked without the rack."""
-        self._holds: dict[int, _Hold] = {}
+        """Fetches to the leader omit the rack until this time."""
+        self._exclusions: dict[int, _Exclusion] = {}
 
     def target(self, now_ms: int) -> int:
-        """The node to fetch from, -1 if that is the leader and it is not known."""
-        if self._preferred != NOBODY and now_ms < self._lease_until_ms and self.is_usable(self._preferred, now_ms):
+        """Return the node to fetch from, or -1 if the leader is unknown."""
+        if self._preferred != NO_NODE and now_ms < self._lease_until_ms and self.is_usable(self._preferred, now_ms):
             return self._preferred
         config = self._config
         if config.mode is not SelectionMode.FETCH and config.prefers_replicas:
-            wish = self.news.preferred_read_replica
-            if wish != NOBODY and self.is_usable(wish, now_ms):
-                return wish
-        return self.news.leader_id
+            preferred = self.view.preferred_read_replica
+            if preferred != NO_NODE and self.is_usable(preferred, now_ms):
+                return preferred
+        return self.view.leader_id
 
     def offers_rack(self, now_ms: int) -> bool:
-        """Whether the leader may choose (392-13)."""
+        """Whether fetches to the leader carry the rack, so that it may select a replica (392-13)."""
         config = self._config
         return config.has_rack and config.mode is SelectionMode.FETCH and now_ms >= self.rackless_until_ms
 
     def is_usable(self, node_id: int, now_ms: int) -> bool:
-        """Whether it is an online replica that is not being left alone."""
-        hold = self._holds.get(node_id)
-        return self._is_online(node_id) and (hold is None or now_ms >= hold.until_ms)
+        """Whether the node is an online replica that is not excluded."""
+        exclusion = self._exclusions.get(node_id)
+        return self._is_online(node_id) and (exclusion is None or now_ms >= exclusion.until_ms)
 
     def _is_online(self, node_id: int) -> bool:
-        return node_id in self.news.replicas and node_id not in self.news.offline_replicas
+        return node_id in self.view.replicas and node_id not in self.view.offline_replicas
 
     def is_in_sync(self, node_id: int) -> bool:
-        """Whether metadata has it in the ISR."""
-        return node_id in self.news.isr
+        """Whether the node is in the ISR according to metadata."""
+        return node_id in self.view.isr
 
-    def take(self, news: PartitionNews) -> int:
-        """Metadata says so now; gives the replica that must be left for it, -1 if none (392-14: fenced)."""
-        self.news = news
-        for gone in self._holds.keys() - set(news.replicas):
-            del self._holds[gone]
-        fenced = self._preferred
-        return fenced if fenced != NOBODY and not self._is_online(fenced) else NOBODY
+    def update(self, view: PartitionView) -> int:
+        """Apply new metadata. Return the preferred replica if it is offline now (392-14: fenced), otherwise -1."""
+        self.view = view
+        for removed in self._exclusions.keys() - set(view.replicas):
+            del self._exclusions[removed]
+        preferred = self._preferred
+        return preferred if preferred != NO_NODE and not self._is_online(preferred) else NO_NODE
 
     def redirect(self, node_id: int, now_ms: int) -> bool:
-        """The leader names a replica: whether it is taken. If not, the leader is to serve without the rack.
+        """Prefer the replica that the leader selected and return True, unless the replica is excluded or offline.
 
-        A replica that our metadata has offline is not: the metadata may be old, and is to be refreshed.
+        Otherwise fetches to the leader omit the rack for a while. If metadata has the replica offline, the metadata may
+        be stale and the caller should refresh it.
         """
         if self.is_usable(node_id, now_ms):
             self._preferred = node_id
             self._lease_until_ms = now_ms + self._config.metadata_max_age_ms
             return True
-        hold = self._holds.get(node_id)
-        held_until_ms = hold.until_ms if hold is not None else 0
+        exclusion = self._exclusions.get(node_id)
+        held_until_ms = exclusion.until_ms if exclusion is not None else 0
         soon_ms = now_ms + self._config.retry_backoff_max_ms
         self.rackless_until_ms = held_until_ms if held_until_ms > now_ms else soon_ms
         return False
 
-    def leave(self, node_id: int, now_ms: int) -> None:
-        """The replica failed: back to the leader, and leave it alone for a while."""
+    def exclude(self, node_id: int, now_ms: int) -> None:
+        """Exclude a failed replica for a while and return to the leader."""
         config = self._config
-        hold = self._holds.get(node_id)
+        exclusion = self._exclusions.get(node_id)
         failures = 1
-        if hold is not None and now_ms < hold.until_ms + config.metadata_max_age_ms:
-            failures = hold.failures + 1
+        if exclusion is not None and now_ms < exclusion.until_ms + config.metadata_max_age_ms:
+            failures = exclusion.failures + 1
         doubled_ms = config.retry_backoff_max_ms << min(failures - 1, _DOUBLINGS_MAX)
-        self._holds[node_id] = _Hold(now_ms + min(doubled_ms, config.metadata_max_age_ms), failures)
+        self._exclusions[node_id] = _Exclusion(now_ms + min(doubled_ms, config.metadata_max_age_ms), failures)
         if self._preferred == node_id:
-            self._preferred = NOBODY
+            self._preferred = NO_NODE
 
-    def asked_leader(self) -> None:
-        """The leader is asked: a lease that was over is forgotten."""
-        self._preferred = NOBODY
+    def end_lease(self) -> None:
+        """Drop the preferred replica. Called when a fetch goes to the leader."""
+        self._preferred = NO_NODE
 
     def forget(self) -> None:
-        """Another topic has this name now: nothing that was known is true."""
-        self.news = PartitionNews()
-        self._preferred = NOBODY
+        """Reset all state because the topic was recreated."""
+        self.view = PartitionView()
+        self._preferred = NO_NODE
         self.rackless_until_ms = 0
-        self._holds.clear()
+        self._exclusions.clear()

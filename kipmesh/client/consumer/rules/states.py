@@ -1,10 +1,10 @@
-"""The tables of a partition's reader: its states and every transition, and the reaction to each error of a fetch.
+"""Tables of the partition reader: its states and transitions, and its reactions to fetch errors.
 
-`next_state` is the reader's only way from state to state, so what is not in `TRANSITIONS` cannot happen (392-08), and
-`diagram` draws docs/closest_replica.md from the same rows. `reaction_to` is what the reader does about an error, by
-the replica that returned it (392-04, 392-08, 392-14): a follower that cannot serve is left for the leader at once; a
-request that the leader cannot serve is retried after `retry.backoff.ms`, with new metadata where that may be the
-cause. `OFFSET_OUT_OF_RANGE` has no row: the reader decides.
+The reader changes state only through `next_state`, so transitions outside `TRANSITIONS` are impossible (392-08).
+`diagram` draws docs/closest_replica.md from the same table. `reaction_to` maps errors to reactions by the role of the
+replica (392-04, 392-08, 392-14): after most errors of a follower the reader returns to the leader; requests to the
+leader are retried after `retry.backoff.ms`, with fresh metadata if stale metadata may be the cause.
+`OFFSET_OUT_OF_RANGE` is not in the tables because it depends on the reader's state.
 
 Invariant: only `RESETTING` and, without `auto.offset.reset`, `HALTED` may have no position.
 """
@@ -18,43 +18,43 @@ from kipmesh.core.errors import ErrorCode
 
 
 class State(Enum):
-    """What a partition does."""
+    """State of a partition reader."""
 
     RESETTING = "resetting"
-    """Its position is asked of the leader: ListOffsets by `auto.offset.reset`, or as the user said."""
+    """Requests the position from the leader with ListOffsets, for `auto.offset.reset` or a seek by timestamp."""
     FETCHING = "fetching"
     VALIDATING = "validating"
-    """Asks the leader whether what it has read is in the log: OffsetsForLeaderEpoch."""
+    """Verifies with OffsetsForLeaderEpoch that the records read so far are in the leader's log."""
     CONFIRMING = "confirming"
-    """A follower did not have the offset; asks the leader: ListOffsets."""
+    """Verifies with ListOffsets that the leader has an offset that a follower reported as out of range."""
     DRAINING = "draining"
-    """The leader does not have the offset; what was fetched before it is still to be read."""
+    """The leader does not have the offset. The application still has to consume the buffered records before it."""
     HALTED = "halted"
-    """Only the user can say how to go on: `auto.offset.reset` is none."""
+    """Waits for a seek or reset by the application, because `auto.offset.reset` is none."""
 
 
 class Cause(Enum):
-    """Why a state changes; the value is the text on the diagram's arrows."""
+    """Cause of a transition. The value labels the arrow in the diagram."""
 
-    FOUND = "offset found"
+    OFFSET_FOUND = "offset found"
     LEADER_CHANGED = "new leader epoch"
-    DOUBTED = "out of range or diverged, epoch known"
-    NOT_THERE = "not on the follower"
+    INCONSISTENT = "out of range or diverged, epoch known"
+    NOT_ON_FOLLOWER = "not on the follower"
     VALID = "all in the log"
     TRUNCATED = "truncated"
     TRUNCATED_FATALLY = "truncated, no policy"
-    LOST = "no common epoch"
-    LEADER_HAS_IT = "leader has it"
-    CONFIRMED = "not on the leader"
+    NO_COMMON_EPOCH = "no common epoch"
+    ON_LEADER = "leader has it"
+    NOT_ON_LEADER = "not on the leader"
     DRAINED = "all was read"
     NO_POLICY = "no policy"
-    SOUGHT = "seek"
-    SOUGHT_WITH_EPOCH = "seek, epoch known"
+    SEEK = "seek"
+    SEEK_WITH_EPOCH = "seek, epoch known"
     RESET = "reset by the user"
 
 
 class Transition(NamedTuple):
-    """One row."""
+    """One row of the transition table."""
 
     source: State
     cause: Cause
@@ -71,46 +71,46 @@ _R, _F, _V, _C, _D, _H = (
 )
 
 TRANSITIONS: tuple[Transition, ...] = (
-    Transition(_R, Cause.FOUND, _F),
+    Transition(_R, Cause.OFFSET_FOUND, _F),
     Transition(_R, Cause.NO_POLICY, _H),
     Transition(_F, Cause.LEADER_CHANGED, _V),
-    Transition(_F, Cause.DOUBTED, _V),
-    Transition(_F, Cause.NOT_THERE, _C),
-    Transition(_F, Cause.CONFIRMED, _D),
+    Transition(_F, Cause.INCONSISTENT, _V),
+    Transition(_F, Cause.NOT_ON_FOLLOWER, _C),
+    Transition(_F, Cause.NOT_ON_LEADER, _D),
     Transition(_V, Cause.LEADER_CHANGED, _V),
     Transition(_V, Cause.VALID, _F),
-    Transition(_V, Cause.NOT_THERE, _C),
+    Transition(_V, Cause.NOT_ON_FOLLOWER, _C),
     Transition(_V, Cause.TRUNCATED, _F),
     Transition(_V, Cause.TRUNCATED_FATALLY, _H),
-    Transition(_V, Cause.LOST, _R),
-    Transition(_C, Cause.LEADER_HAS_IT, _F),
-    Transition(_C, Cause.CONFIRMED, _D),
+    Transition(_V, Cause.NO_COMMON_EPOCH, _R),
+    Transition(_C, Cause.ON_LEADER, _F),
+    Transition(_C, Cause.NOT_ON_LEADER, _D),
     Transition(_C, Cause.LEADER_CHANGED, _V),
     Transition(_D, Cause.DRAINED, _R),
     Transition(_D, Cause.NO_POLICY, _H),
     Transition(_D, Cause.LEADER_CHANGED, _V),
 )
 
-FROM_ANYWHERE: dict[Cause, State] = {Cause.SOUGHT: _F, Cause.SOUGHT_WITH_EPOCH: _V, Cause.RESET: _R}
-"""What the user may do in every state."""
+FROM_ANYWHERE: dict[Cause, State] = {Cause.SEEK: _F, Cause.SEEK_WITH_EPOCH: _V, Cause.RESET: _R}
+"""Transitions that the application may cause in every state."""
 
 _TARGETS = {(row.source, row.cause): row.target for row in TRANSITIONS}
 
 
 class IllegalTransitionError(Exception):
-    """A state change that the table does not have: a defect of ours."""
+    """A transition that is not in the table. Indicates a bug in the reader."""
 
 
 def next_state(source: State, cause: Cause) -> State:
-    """The state that `cause` leads to; IllegalTransitionError when the table has no such row."""
+    """Return the state after `cause`. Raises IllegalTransitionError if the table has no such transition."""
     target = FROM_ANYWHERE.get(cause) or _TARGETS.get((source, cause))
     if target is None:
-        raise IllegalTransitionError(f"{source.value}: {cause.value} leads nowhere")
+        raise IllegalTransitionError(f"no transition from {source.value!r} for cause {cause.value!r}")
     return target
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram; what the user may do everywhere is drawn once, from `halted`."""
+    """Return the table as a Mermaid state diagram. Transitions from any state are drawn once, from `halted`."""
     lines = ["stateDiagram-v2", f"[*] --> {_R.value}"]
     lines += [f"{source.value} --> {target.value}: {cause.value}" for source, cause, target in TRANSITIONS]
     lines += [f"{_H.value} --> {target.value}: {cause.value}" for cause, target in FROM_ANYWHERE.items()]
@@ -121,29 +121,29 @@ def diagram() -> str:
 
 
 class Leave(Enum):
-    """When an error makes a consumer leave the follower that answered."""
+    """When an error makes the reader return from a follower to the leader."""
 
     NO = "no"
-    AT_ONCE = "at once"
-    WHEN_STUCK = "when it has left the ISR, or keeps answering so"
+    IMMEDIATELY = "immediately"
+    WHEN_STUCK = "when the follower is not in the ISR or keeps returning the error"
 
 
 class Reaction(NamedTuple):
-    """What to do about an error."""
+    """Reaction to a fetch error."""
 
     leave: Leave = Leave.NO
     back_off: bool = True
     refresh: bool = False
     raises: bool = False
-    """Whether the user is told at once."""
+    """Whether to raise the error in the application immediately."""
 
 
 _SESSION = Reaction(back_off=False)
-"""The session's client side has seen to it already (227-19)."""
+"""For session errors, which the client side of the session handles (227-19)."""
 
 _FOLLOWER = {
     ErrorCode.OFFSET_NOT_AVAILABLE: Reaction(Leave.WHEN_STUCK, refresh=True),
-    # The request's epoch is older than the follower's, or newer: one of us is late, and the replica is fine.
+    # Our leader epoch is stale or the follower's is: neither means that the replica has failed.
     ErrorCode.FENCED_LEADER_EPOCH: Reaction(refresh=True),
     ErrorCode.UNKNOWN_LEADER_EPOCH: Reaction(Leave.WHEN_STUCK, refresh=True),
     ErrorCode.UNSUPPORTED_COMPRESSION_TYPE: Reaction(raises=True),
@@ -162,14 +162,15 @@ _LEADER = {
     ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR: _SESSION,
 }
 
-_LEAVE = Reaction(Leave.AT_ONCE, back_off=False)
-_LEAVE_AND_REFRESH = Reaction(Leave.AT_ONCE, back_off=False, refresh=True)
+_LEAVE = Reaction(Leave.IMMEDIATELY, back_off=False)
+_LEAVE_AND_REFRESH = Reaction(Leave.IMMEDIATELY, back_off=False, refresh=True)
 
 
 def reaction_to(code: ErrorCode, *, from_leader: bool) -> Reaction:
-    """The table's row: by code, or by its kind. A transport failure is NETWORK_EXCEPTION.
+    """Return the reaction to an error code. NETWORK_EXCEPTION stands for a transport failure.
 
-    NOT_LEADER_OR_FOLLOWER of a follower is left at once, too: a broker without follower fetching says so (392-17).
+    NOT_LEADER_OR_FOLLOWER from a follower returns to the leader immediately: a broker without support for follower
+    fetching returns it (392-17).
     """
     if from_leader:
         row = _LEADER.get(code)

@@ -1,6 +1,6 @@
-"""Values that a partition's reader and its driver exchange (392-08, 392-10, 392-13 to 392-17).
+"""Values that the partition reader and its driver exchange (392-08, 392-10, 392-13 to 392-17).
 
-Times are milliseconds of the driver's monotonic clock. A node id of -1 is nobody, an epoch of -1 is not known.
+Times are milliseconds of the driver's monotonic clock. Node id -1 means none, epoch -1 means unknown.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ TIMESTAMP_EARLIEST: Final = -2
 
 
 class SelectionMode(Enum):
-    """`replica.selection.mode`: who chooses the replica."""
+    """The component that selects the replica (`replica.selection.mode`)."""
 
     FETCH = "fetch"
-    """The leader, in answers to Fetch (392-13)."""
+    """The leader, in Fetch responses (392-13)."""
     METADATA = "metadata"
-    """Whoever answers Metadata (392-15)."""
+    """Any broker, in Metadata responses (392-15)."""
     CONSUMER = "consumer"
-    """The consumer itself, at each update of its metadata (392-16)."""
+    """The consumer, at each metadata update (392-16)."""
 
 
 class ReaderConfig(NamedTuple):
-    """What all partitions of a consumer share."""
+    """Configuration shared by all partition readers of a consumer."""
 
     reset_to: int | None
     """`auto.offset.reset` as a timestamp; None for `none` and `error`."""
@@ -34,19 +34,19 @@ class ReaderConfig(NamedTuple):
     """Whether `client.rack` is set (392-17)."""
     mode: SelectionMode = SelectionMode.FETCH
     prefers_replicas: bool = False
-    """`replica.selection.policy=preferred`; for the modes of the draft only (392-17)."""
+    """Whether `replica.selection.policy=preferred`. Applies to the modes METADATA and CONSUMER only (392-17)."""
     metadata_max_age_ms: int = 300_000
-    """`metadata.max.age.ms`: how long a preferred replica is kept (392-14)."""
+    """`metadata.max.age.ms`: lease of a preferred replica (392-14)."""
     retry_backoff_max_ms: int = 1000
-    """`retry.backoff.max.ms`; also how long a replica is left alone after its first failure."""
+    """`retry.backoff.max.ms`: also the exclusion time of a replica after its first failure."""
     fetch_max_wait_ms: int = 500
     """`fetch.max.wait.ms`"""
-    follower_silence_ms: int = 1000
-    """How long beyond `fetch.max.wait.ms` a follower may leave a fetch unanswered before the leader is asked."""
+    follower_timeout_ms: int = 1000
+    """Time beyond `fetch.max.wait.ms` after which a follower that does not respond counts as failed."""
 
 
-class PartitionNews(NamedTuple):
-    """What metadata says about a partition."""
+class PartitionView(NamedTuple):
+    """Metadata of a partition as used by its reader."""
 
     leader_id: int = -1
     leader_epoch: int = -1
@@ -54,36 +54,36 @@ class PartitionNews(NamedTuple):
     isr: tuple[int, ...] = ()
     offline_replicas: tuple[int, ...] = ()
     preferred_read_replica: int = -1
-    """From the response (392-15), or what the consumer's own selector chose (392-16)."""
+    """Selected by the broker (392-15) or by the consumer's own selector (392-16)."""
 
 
 class EpochSpan(NamedTuple):
-    """Consecutive records of one leader epoch in an answer; `next_offset` is after the last."""
+    """Consecutive records of one leader epoch in a fetch response. `next_offset` follows the last record."""
 
     first_offset: int
     next_offset: int
     epoch: int
 
 
-# --- actions: what a partition wants next -----------------------------------------------------------------------------
+# --- actions that the reader requests ---------------------------------------------------------------------------------
 
 
 class FetchFrom(NamedTuple):
-    """Fetch records."""
+    """Fetch records from a node."""
 
     node_id: int
     is_leader: bool
     replica_id: int
-    """-1, or -2 where the consumer chose the follower (392-16)."""
+    """-1, or -2 for a follower that was not selected by the leader (392-16)."""
     offers_rack: bool
-    """Whether the request may carry `client.rack`; one for several partitions only if all of them say so."""
+    """Whether the request may carry `client.rack`. A request for several partitions may if all of them allow it."""
     fetch_offset: int
     last_fetched_epoch: int
     current_leader_epoch: int
 
 
 class ListOffsetsAtLeader(NamedTuple):
-    """Ask the leader for an offset: for a reset, or because a follower did not have ours (392-08)."""
+    """Request an offset from the leader, for a reset or to confirm OFFSET_OUT_OF_RANGE of a follower (392-08)."""
 
     node_id: int
     current_leader_epoch: int
@@ -91,7 +91,7 @@ class ListOffsetsAtLeader(NamedTuple):
 
 
 class EndOfEpochAtLeader(NamedTuple):
-    """Ask the leader where an epoch ended (OffsetsForLeaderEpoch, 392-08)."""
+    """Request the end offset of an epoch from the leader (OffsetsForLeaderEpoch, 392-08)."""
 
     node_id: int
     current_leader_epoch: int
@@ -99,56 +99,56 @@ class EndOfEpochAtLeader(NamedTuple):
 
 
 class BackOff(NamedTuple):
-    """Nothing before then."""
+    """Do nothing until `until_ms`."""
 
     until_ms: int
 
 
 class AwaitMetadata(NamedTuple):
-    """The leader is not known: metadata is to be refreshed until it is."""
+    """Refresh metadata until the leader is known."""
 
 
-class AwaitAnswer(NamedTuple):
-    """A request of this partition is under way."""
+class AwaitResponse(NamedTuple):
+    """Wait for the response to the pending request."""
 
 
-class AwaitReader(NamedTuple):
-    """The reader is to take what is buffered, or to decide: seek, reset or retry."""
+class AwaitApplication(NamedTuple):
+    """Wait until the application consumes the buffered records, or calls seek or reset."""
 
 
 Request = FetchFrom | ListOffsetsAtLeader | EndOfEpochAtLeader
-Action = Request | BackOff | AwaitMetadata | AwaitAnswer | AwaitReader
+Action = Request | BackOff | AwaitMetadata | AwaitResponse | AwaitApplication
 
 AWAIT_METADATA: Final = AwaitMetadata()
-AWAIT_ANSWER: Final = AwaitAnswer()
-AWAIT_READER: Final = AwaitReader()
+AWAIT_RESPONSE: Final = AwaitResponse()
+AWAIT_APPLICATION: Final = AwaitApplication()
 
 
-# --- effects: what an event leads to, in this order -------------------------------------------------------------------
+# --- effects of an event, to be applied in order ----------------------------------------------------------------------
 
 
 class TakeRecords(NamedTuple):
-    """Buffer the answer's records. Without this, they are to be thrown away."""
+    """Buffer the records of the response. Without this effect they must be discarded."""
 
 
 class RefreshMetadata(NamedTuple):
-    """The topic's metadata may be old."""
+    """Refresh the topic's metadata, which may be stale."""
 
 
 class MoveTo(NamedTuple):
-    """Throw away what is buffered and go on at `offset` (None: to be found)."""
+    """Discard the buffered records and continue at `offset` (None: to be determined)."""
 
     offset: int | None
 
 
 class Abandon(NamedTuple):
-    """The request of that number is waited for no more; its answer will be ignored."""
+    """Stop waiting for a request. Its response will be ignored."""
 
     request_id: int
 
 
 class OffsetReset(NamedTuple):
-    """The leader does not have the offset: it is reset to the timestamp, by `auto.offset.reset` (392-08)."""
+    """Report that the leader does not have the offset, and that `auto.offset.reset` applies (392-08)."""
 
     offset: int
     timestamp: int
@@ -157,10 +157,10 @@ class OffsetReset(NamedTuple):
 
 
 class TruncationFound(NamedTuple):
-    """Records that the reader was given are not in the log any more (392-08): to be reported to the user.
+    """Report that records already returned to the application were truncated from the log (392-08).
 
-    Those from `end_offset` up to `position` are gone. None: it is not known where the log parted. The partition goes on
-    at `end_offset` or, `is_fatal`, waits for the user's decision.
+    The records from `end_offset` (None: unknown) up to `position` were lost. The partition continues at `end_offset`
+    or, if `is_fatal`, waits for a seek by the application.
     """
 
     position: int
@@ -170,7 +170,7 @@ class TruncationFound(NamedTuple):
 
 
 class RaiseError(NamedTuple):
-    """To be raised at the reader, after what is buffered. Offsets are those of OFFSET_OUT_OF_RANGE, else -1."""
+    """Raise an error in the application after the buffered records. Offsets are set for OFFSET_OUT_OF_RANGE only."""
 
     code: ErrorCode
     offset: int = -1
@@ -179,13 +179,13 @@ class RaiseError(NamedTuple):
 
 
 class Redirected(NamedTuple):
-    """The leader sent the partition to another replica (392-13)."""
+    """Report that the leader redirected the partition to another replica (392-13)."""
 
     node_id: int
 
 
 class LeaveCause(Enum):
-    """Why a partition went back to the leader; the value is the label in metrics."""
+    """Cause of a return from a follower to the leader. The value is the label in metrics."""
 
     FAILED = "failed"
     FENCED = "fenced"
@@ -195,15 +195,23 @@ class LeaveCause(Enum):
     STUCK = "stuck"
 
 
-class Left(NamedTuple):
-    """The partition went back to the leader (392-14)."""
+class LeftFollower(NamedTuple):
+    """Report that the partition returned from a follower to the leader (392-14)."""
 
     node_id: int
     cause: LeaveCause
 
 
 Effect = (
-    TakeRecords | RefreshMetadata | MoveTo | Abandon | OffsetReset | TruncationFound | RaiseError | Redirected | Left
+    TakeRecords
+    | RefreshMetadata
+    | MoveTo
+    | Abandon
+    | OffsetReset
+    | TruncationFound
+    | RaiseError
+    | Redirected
+    | LeftFollower
 )
 Effects = tuple[Effect, ...]
 

@@ -95,8 +95,8 @@ class World:
     def online(self) -> set[int]:
         return set(RACKS) - self.fenced
 
-    def news(self, preferred: int = -1) -> c.PartitionNews:
-        return c.PartitionNews(
+    def news(self, preferred: int = -1) -> c.PartitionView:
+        return c.PartitionView(
             self.leader_id, self.epoch, tuple(RACKS), tuple(sorted(self.isr)), tuple(sorted(self.fenced)), preferred
         )
 
@@ -280,7 +280,7 @@ class Reading:
         self.wants_metadata = True
         self.reports: list[c.TruncationFound] = []
         self.resets: list[c.OffsetReset] = []
-        self.left: list[c.Left] = []
+        self.left: list[c.LeftFollower] = []
         self.served_by: list[int] = []
         self.moves = 0
         self.marks: list[int] = []
@@ -360,7 +360,7 @@ class Reading:
                     self.seen.clear()
                 case c.TruncationFound():
                     self.reported(effect)
-                case c.Left():
+                case c.LeftFollower():
                     self.left.append(effect)
                 case _:
                     pass

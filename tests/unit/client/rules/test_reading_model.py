@@ -109,7 +109,7 @@ class ReadingMachine(RuleBasedStateMachine):
     @rule()
     def user_decides(self) -> None:
         reading = self.reading
-        problem = reading.reader.ask_user()
+        problem = reading.reader.unresolved_problem()
         assert isinstance(problem, c.RaiseError | c.TruncationFound)
         offset = self.world.leader.start
         if isinstance(problem, c.TruncationFound) and problem.end_offset is not None:

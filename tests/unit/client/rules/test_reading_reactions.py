@@ -23,7 +23,7 @@ from kipmesh.core.errors import ErrorCode
 from kipmesh.messages import EpochEndOffset, PartitionData
 
 E = ErrorCode
-NEWS = c.PartitionNews(1, 5, (1, 2, 3), (1, 2, 3))
+NEWS = c.PartitionView(1, 5, (1, 2, 3), (1, 2, 3))
 MAX_AGE_MS = 60_000
 
 
@@ -107,7 +107,7 @@ def test_follower_errors_leave_refresh_back_off_or_raise(
     it = Driver()
     assert it.node == 2
     effects = it.failed(code)
-    assert (c.Left(2, c.LeaveCause.FAILED) in effects) == leaves
+    assert (c.LeftFollower(2, c.LeaveCause.FAILED) in effects) == leaves
     assert (REFRESH in effects) == refreshes
     assert (c.RaiseError(code) in effects) == raises
     assert isinstance(it.wants, c.BackOff) == backs_off
@@ -147,7 +147,7 @@ def test_a_follower_that_stays_behind_is_left() -> None:
     for _ in range(STALLS_MAX - 1):
         assert it.failed(E.OFFSET_NOT_AVAILABLE) == (REFRESH,)
         it.now_ms += 1000
-    assert it.failed(E.OFFSET_NOT_AVAILABLE) == (c.Left(2, c.LeaveCause.STUCK), REFRESH)
+    assert it.failed(E.OFFSET_NOT_AVAILABLE) == (c.LeftFollower(2, c.LeaveCause.STUCK), REFRESH)
     assert it.node == 1
 
 
@@ -155,7 +155,7 @@ def test_a_follower_that_is_behind_and_out_of_the_isr_is_left_at_once() -> None:
     it = Driver()
     it.news(isr=(1, 3))
     assert it.node == 2  # as long as it serves
-    assert it.failed(E.OFFSET_NOT_AVAILABLE) == (c.Left(2, c.LeaveCause.STUCK), REFRESH)
+    assert it.failed(E.OFFSET_NOT_AVAILABLE) == (c.LeftFollower(2, c.LeaveCause.STUCK), REFRESH)
 
 
 # --- out of range (392-08)
@@ -178,7 +178,7 @@ def test_a_follower_s_out_of_range_is_asked_of_the_leader(
     epoch: int, told: dict[str, int], bound: int, leader_says: int, is_reset: bool
 ) -> None:
     it = Driver(epoch=epoch)
-    assert it.fetched(error_code=E.OFFSET_OUT_OF_RANGE, **told) == (c.Left(2, c.LeaveCause.OUT_OF_RANGE),)
+    assert it.fetched(error_code=E.OFFSET_OUT_OF_RANGE, **told) == (c.LeftFollower(2, c.LeaveCause.OUT_OF_RANGE),)
     if epoch >= 0:
         assert it.wants == c.EndOfEpochAtLeader(1, 5, 5)
         assert it.ended(5, 20) == ()
@@ -212,10 +212,10 @@ def test_the_leader_s_word_resets_or_halts(policy: int | None, is_fatal: bool) -
     if policy is None:
         problem = c.RaiseError(E.OFFSET_OUT_OF_RANGE, 10, 12, 40)
         assert effects == (problem,)
-        assert it.wants == c.AwaitReader()
-        assert it.reader.ask_user() == it.reader.ask_user() == problem
+        assert it.wants == c.AwaitApplication()
+        assert it.reader.unresolved_problem() == it.reader.unresolved_problem() == problem
         it.reader.seek(12)
-        assert it.reader.ask_user() is None
+        assert it.reader.unresolved_problem() is None
         assert it.node == 1
     else:
         assert effects == (c.OffsetReset(10, policy, 12, 40), c.MoveTo(None))
@@ -226,7 +226,7 @@ def test_what_is_buffered_is_read_before_a_reset() -> None:
     it = Driver(near=False)
     it.fetched(spans=[c.EpochSpan(10, 13, 5)])
     assert it.fetched(error_code=E.OFFSET_OUT_OF_RANGE, log_start_offset=20) == ()
-    assert it.wants == c.AwaitReader()
+    assert it.wants == c.AwaitApplication()
     assert it.reader.delivered(12) == ()
     assert it.reader.delivered(13) == (c.OffsetReset(13, -2, 20, 0), c.MoveTo(None))
 
@@ -301,9 +301,9 @@ def test_without_a_policy_the_user_decides_about_a_truncation() -> None:
     it.news(leader_id=3, leader_epoch=6)
     report = c.TruncationFound(10, 8, 5, True)
     assert it.ended(5, 8) == (report, c.MoveTo(10))
-    assert it.reader.ask_user() == report
+    assert it.reader.unresolved_problem() == report
     assert it.news(leader_id=1, leader_epoch=7) == ()
-    assert it.wants == c.AwaitReader()
+    assert it.wants == c.AwaitApplication()
     it.reader.seek(8)
     assert it.node == 1
 
@@ -317,7 +317,7 @@ def test_nothing_in_common_resets() -> None:
 
 def test_a_follower_s_divergence_is_only_a_doubt() -> None:
     it = Driver()
-    assert it.fetched(diverging_epoch=EpochEndOffset(4, 7)) == (c.Left(2, c.LeaveCause.DIVERGED),)
+    assert it.fetched(diverging_epoch=EpochEndOffset(4, 7)) == (c.LeftFollower(2, c.LeaveCause.DIVERGED),)
     assert it.ended(5, 10) == ()
     assert it.node == 1
     leader = Driver(near=False)
@@ -326,7 +326,7 @@ def test_a_follower_s_divergence_is_only_a_doubt() -> None:
 
 def test_epochs_that_go_back_in_an_answer_are_not_taken() -> None:
     it = Driver()
-    assert it.fetched(spans=[c.EpochSpan(10, 12, 4)]) == (c.Left(2, c.LeaveCause.DIVERGED),)
+    assert it.fetched(spans=[c.EpochSpan(10, 12, 4)]) == (c.LeftFollower(2, c.LeaveCause.DIVERGED),)
     assert it.reader.fetch_offset == 10
     assert it.reader.state is State.VALIDATING
 
@@ -347,7 +347,7 @@ def test_a_preferred_replica_is_kept_for_its_lease_and_asked_for_again() -> None
 def test_a_fenced_replica_is_left_and_its_fetch_given_up() -> None:
     it = Driver()
     number = it.send()
-    assert it.news(offline_replicas=(2,)) == (c.Left(2, c.LeaveCause.FENCED), c.Abandon(number))
+    assert it.news(offline_replicas=(2,)) == (c.LeftFollower(2, c.LeaveCause.FENCED), c.Abandon(number))
     assert it.node == 1
 
 
@@ -357,7 +357,7 @@ def test_a_silent_follower_is_left() -> None:
     assert it.reader.deadline_ms(it.now_ms) == it.now_ms + 1500
     assert it.reader.tick(it.now_ms + 1499) == ()
     it.now_ms += 1500
-    assert it.reader.tick(it.now_ms) == (c.Abandon(number), c.Left(2, c.LeaveCause.SILENT), REFRESH)
+    assert it.reader.tick(it.now_ms) == (c.Abandon(number), c.LeftFollower(2, c.LeaveCause.SILENT), REFRESH)
     assert it.node == 1
     leader = Driver(near=False)
     leader.send()
@@ -400,7 +400,7 @@ def test_a_replica_that_fails_again_and_again_is_tried_ever_more_rarely() -> Non
 
 def test_nobody_redirects_but_a_leader_to_another() -> None:
     it = Driver()
-    assert it.fetched(preferred_read_replica=3) == (c.Left(2, c.LeaveCause.FAILED), REFRESH)
+    assert it.fetched(preferred_read_replica=3) == (c.LeftFollower(2, c.LeaveCause.FAILED), REFRESH)
     assert it.fetched(preferred_read_replica=1) == (REFRESH,)
     assert isinstance(it.wants, c.BackOff)
 
@@ -452,7 +452,7 @@ def test_the_high_watermark_never_goes_back_across_replicas() -> None:
 def test_what_cannot_be_decoded_is_read_from_the_leader() -> None:
     it = Driver()
     it.fetched(spans=[c.EpochSpan(10, 15, 5)])
-    assert it.reader.corrupt(2, it.now_ms) == (c.MoveTo(10), c.Left(2, c.LeaveCause.FAILED))
+    assert it.reader.corrupt(2, it.now_ms) == (c.MoveTo(10), c.LeftFollower(2, c.LeaveCause.FAILED))
     assert it.wants == c.FetchFrom(1, True, -1, True, 10, 5, 5)
     it.fetched(spans=[c.EpochSpan(10, 15, 5)])
     assert it.reader.corrupt(1, it.now_ms) == (c.MoveTo(10), c.RaiseError(E.CORRUPT_MESSAGE))
@@ -466,8 +466,8 @@ def test_a_reader_begins_with_its_policy_and_without_one_asks_the_user() -> None
     assert reader.next(0) == c.ListOffsetsAtLeader(1, 5, -1)
     none = PartitionReader(c.ReaderConfig(None), lambda attempts: 1)
     none.metadata(NEWS, 0)
-    assert none.next(0) == c.AwaitReader()
-    assert none.ask_user() == c.RaiseError(E.OFFSET_OUT_OF_RANGE)
+    assert none.next(0) == c.AwaitApplication()
+    assert none.unresolved_problem() == c.RaiseError(E.OFFSET_OUT_OF_RANGE)
     assert none.reset(-2) == (c.MoveTo(None),)
     assert none.next(0) == c.ListOffsetsAtLeader(1, 5, -2)
 
