@@ -9,7 +9,7 @@
 | fenced                 | heartbeat, has applied its registration    | unfenced; leads where only it was missing    |
 | unfenced               | session expires                            | fenced; leaves ISRs except as last member    |
 | unfenced               | heartbeat requests shutdown                | shutting down; leaves ISRs in the same way   |
-| shutting down          | heartbeat, all others have applied that    | fenced; told to stop                         |
+| shutting down          | heartbeat, all others have applied that    | fenced; may stop                             |
 
 Fencing and shutdown are one record each (`fencing`); other changes are one record per partition. A broker epoch is the
 offset of the registration record. Sessions and reported log ends are in memory only; everything else follows from the

@@ -22,10 +22,16 @@ from kipmesh.core.metadata.states import BROKER_RESOURCE, CLUSTER_METADATA_TOPIC
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
 TEXT_LENGTH_MAX = 32_767
 """Maximum characters of a configuration value, the limit of Kafka's older string format."""
-METADATA_TOPIC_CONFIG: Mapping[str, tuple[str, str]] = {
-    "cleanup.policy": ("snapshot", "Old segments are replaced by snapshots of the metadata.")
-}
-"""Key -> value and documentation."""
+METADATA_TOPIC_ENTRIES = [
+    m.DescribeConfigsResourceResult(
+        "cleanup.policy",
+        "snapshot",
+        read_only=True,
+        config_source=ConfigSource.DEFAULT,
+        documentation="Old segments are replaced by snapshots of the metadata.",
+    )
+]
+"""Configuration of `__cluster_metadata`."""
 DYNAMIC_KEYS: Mapping[str, str] = {
     FOLLOWER_THROTTLED_RATE: "Maximum fetch rate (bytes per second) of replicas that a reassignment adds to the broker."
 }
@@ -139,7 +145,7 @@ def describe_configs(
         name = (resource.resource_type, resource.resource_name)
         try:
             if name == (TOPIC_RESOURCE, CLUSTER_METADATA_TOPIC):
-                entries = _entries_of_metadata_topic()
+                entries = METADATA_TOPIC_ENTRIES
             elif resource.resource_type == BROKER_RESOURCE:
                 entries = _entries_of_broker(controller.image, _broker_name(controller.image, resource.resource_name))
             else:
@@ -153,15 +159,6 @@ def describe_configs(
             entries = [entry._replace(documentation=None) for entry in entries]
         results.append(m.DescribeConfigsResult(ErrorCode.NONE, None, *name, configs=tuple(entries)))
     return Decision((), m.DescribeConfigsResponse(results=tuple(results)))
-
-
-def _entries_of_metadata_topic() -> list[m.DescribeConfigsResourceResult]:
-    return [
-        m.DescribeConfigsResourceResult(
-            key, value, read_only=True, config_source=ConfigSource.DEFAULT, documentation=documentation
-        )
-        for key, (value, documentation) in METADATA_TOPIC_CONFIG.items()
-    ]
 
 
 def _entries_of_broker(image: MetadataImage, name: str) -> list[m.DescribeConfigsResourceResult]:

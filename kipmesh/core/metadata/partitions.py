@@ -102,8 +102,7 @@ def _isr_change(
         leader_recovery_state=recovery if recovery != state.leader_recovery_state else -1,
         last_known_elr=() if state.last_known_elr else None,
     )
-    nothing = change.isr is None and change.leader_recovery_state < 0 and change.last_known_elr is None
-    return None if nothing else change
+    return None if change == PartitionChangeRecord(key[1], key[0]) else change
 
 
 def _isr_error(image: MetadataImage, key: PartitionKey, leader: int, requested: m.AlterPartitionPartition) -> ErrorCode:
