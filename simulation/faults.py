@@ -1,7 +1,6 @@
-"""Faults of a run, drawn from the seed: the plan, and the kinds of faults that both simulators have.
+"""Fault injection of both simulators: the random plan, and the kinds of faults that both have.
 
-Faults come until the last part of a run, rather at leaders than at others; then everything is healed, and the cluster
-must recover.
+Faults occur until the last part of a run, preferably on leaders. Then all faults end, and the cluster must recover.
 """
 
 from __future__ import annotations
@@ -21,9 +20,18 @@ class Victim(Protocol):
 
     node_id: int
     fs: FaultyFileSystem
+    crash_point: str
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the process runs; it may be paused."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the process is stopped by SIGSTOP."""
 
     def pause(self) -> Action:
-        """Stop the process, as SIGSTOP does; call the result to resume it."""
+        """Stop the process as SIGSTOP does. Return the action that resumes it."""
 
     def wipe(self) -> None:
         """Replace the disk by an empty one."""
@@ -33,53 +41,64 @@ Node = TypeVar("Node", bound=Victim)
 
 
 class FaultPlan(Generic[Node]):
-    """Injects faults at random times. A kind is a method that returns whether it did anything."""
+    """Injects faults at random times. Each kind is a method that returns whether it had an effect.
+
+    Args: node_ids: all nodes of the network, clients included; until_ms: end of the faults; only: kinds to inject, all
+    if empty.
+    """
 
     KINDS: ClassVar[dict[str, int]]
-    """Names of the kinds, with their weights."""
+    """Names and weights of the kinds."""
     FIRST_AFTER_MS: ClassVar[float]
     LEADER_SHARE: ClassVar[float]
     """Probability that a fault hits a leader rather than any node."""
     PAUSE_MS: ClassVar[Range]
     CUT_MS: ClassVar[Range]
+    LINK_CUT_MS: ClassVar[Range]
+    LINK_CUT_BOTH_SHARE: ClassVar[float]
+    """Probability that a link between two nodes is cut in both directions."""
     LASTING_MS: ClassVar[Range]
     """Duration of changed conditions."""
+    SLOW_NETWORK: ClassVar[dict[str, Range]]
+    """Conditions of a slow network."""
     FULL_DISK_MS: ClassVar[Range]
     SPARE_BYTES_MAX: ClassVar[int]
-    """Room on a disk that is about to be full."""
+    """Maximum free space when a disk fills up."""
     LOSS_MAX: ClassVar[float]
+    SPLIT_WITH: ClassVar[tuple[int, ...]] = ()
+    """Other nodes on the second side of a network split."""
 
     every_ms = 0.0
     """Mean time between two faults."""
 
-    def __init__(self, engine: Engine, nodes: Mapping[int, Node], until_ms: float, only: Collection[str]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        nodes: Mapping[int, Node],
+        node_ids: Collection[int],
+        until_ms: float,
+        only: Collection[str],
+    ) -> None:
         self.engine = engine
         self.rng = engine.rng
         self.nodes = nodes
+        self.node_ids = node_ids
         self.only = only
         self.until_ms = until_ms
         self._kinds = [kind for kind in self.KINDS if not only or kind in only]
 
-    # -- what a simulator defines
-
-    def running(self) -> list[Node]:
-        """Nodes whose process runs and is not paused."""
-        raise NotImplementedError
+    # -- defined by each simulator
 
     def leaders(self, running: list[Node]) -> list[Node]:
-        """Those of them that lead."""
+        """Return the leaders among the running nodes."""
         raise NotImplementedError
 
     def crash(self, node: Node, *, power: bool) -> None:
-        """End the process, which restarts later; without power the disk forgets what was not synced."""
-        raise NotImplementedError
-
-    def others(self, group: Collection[int]) -> list[int]:
-        """Ids of all other nodes, clients included."""
+        """End the process, which restarts later. With `power`, the disk also loses unsynced data."""
         raise NotImplementedError
 
     def may_wipe(self, node: Node) -> bool:
-        """Whether the rules allow that this disk is lost."""
+        """Return whether the rules tolerate the loss of this disk."""
         raise NotImplementedError
 
     def heal(self) -> None:
@@ -88,35 +107,48 @@ class FaultPlan(Generic[Node]):
         for node in self.nodes.values():
             node.fs.capacity_bytes = None
             node.fs.faults.clear()
+            node.crash_point = ""
 
     # -- the plan
 
     def begin(self, every_ms: float) -> None:
-        """Schedule the first fault, and the end of all."""
+        """Schedule the first fault and the end of all faults."""
         self.every_ms = every_ms
         self.later(self.rng.expovariate(1 / self.every_ms) + self.FIRST_AFTER_MS, self._next)
         self.engine.after(self.until_ms, self.heal)
 
     @property
     def is_over(self) -> bool:
-        """Whether there are no more faults."""
+        """Whether all faults have ended."""
         return self.engine.now_ms >= self.until_ms
 
     def later(self, delay_ms: float, action: Action) -> None:
-        """Run `action` after that time, unless the faults are over."""
+        """Run `action` after `delay_ms`, unless the faults have ended."""
         self.engine.after(delay_ms, lambda: None if self.is_over else action())
 
     def _next(self) -> None:
         if not self._kinds:
             return
-        kind = self.rng.choices(self._kinds, [self.KINDS[one] for one in self._kinds])[0]
+        kind = self.rng.choices(self._kinds, [self.KINDS[name] for name in self._kinds])[0]
         if getattr(self, kind)():
             self.engine.counts["faults"] += 1
             self.engine.counts[f"fault {kind}"] += 1
         self.later(self.rng.expovariate(1 / self.every_ms), self._next)
 
+    def alive(self) -> list[Node]:
+        """Return the nodes with a process, paused or not."""
+        return [node for node in self.nodes.values() if node.is_up]
+
+    def running(self) -> list[Node]:
+        """Return the nodes with a process that is not paused."""
+        return [node for node in self.alive() if not node.is_paused]
+
+    def others(self, node: Node) -> list[int]:
+        """Return the ids of all other nodes, clients included."""
+        return [node_id for node_id in self.node_ids if node_id != node.node_id]
+
     def victim(self) -> Node | None:
-        """A running node, if there is one."""
+        """Return a random running node, or None."""
         running = self.running()
         leaders = self.leaders(running)
         if leaders and self.rng.random() < self.LEADER_SHARE:
@@ -126,9 +158,9 @@ class FaultPlan(Generic[Node]):
     def cut(
         self, group: Iterable[int], others: Collection[int], *, both: bool, lasting_ms: Range | None = None
     ) -> bool:
-        """Block the links between two groups for a while, in both directions or in one of them."""
-        outward = {(one, other) for one in group for other in others}
-        inward = {(other, one) for one, other in outward}
+        """Block the links between two groups temporarily, in both directions or in a random one."""
+        outward = {(node_id, other) for node_id in group for other in others}
+        inward = {(other, node_id) for node_id, other in outward}
         links = outward | inward if both else self.rng.choice((outward, inward))
         blocked = self.engine.conditions.blocked
         blocked |= links
@@ -136,7 +168,7 @@ class FaultPlan(Generic[Node]):
         return bool(links)
 
     def change(self, lasting_ms: Range | None = None, **values: float) -> bool:
-        """Change some conditions for a while."""
+        """Change some conditions temporarily."""
         normal = {name: getattr(Conditions(), name) for name in values}
         self._set(values)
         self.later(self.rng.uniform(*lasting_ms or self.LASTING_MS), lambda: self._set(normal))
@@ -149,11 +181,11 @@ class FaultPlan(Generic[Node]):
     # -- kinds
 
     def kill(self) -> bool:
-        """End a process."""
+        """Kill a process."""
         return self._crash_one(power=False)
 
     def cut_power(self) -> bool:
-        """End a process, and its disk forgets."""
+        """Cut the power of a node, which loses unsynced data."""
         return self._crash_one(power=True)
 
     def _crash_one(self, *, power: bool) -> bool:
@@ -163,28 +195,51 @@ class FaultPlan(Generic[Node]):
         return node is not None
 
     def pause(self) -> bool:
-        """Stop a process for a while, as SIGSTOP does."""
+        """Pause a process temporarily, as SIGSTOP does."""
         node = self.victim()
         if node is not None:
             self.later(self.rng.uniform(*self.PAUSE_MS), node.pause())
         return node is not None
 
     def isolate(self) -> bool:
-        """Nothing reaches or leaves a node."""
-        node = self.victim()
-        return node is not None and self.cut([node.node_id], self.others([node.node_id]), both=True)
+        """Cut all links of a node."""
+        return self._isolate(both=True)
 
     def block_one_way(self) -> bool:
-        """A node receives nothing, or nothing that it sends arrives."""
+        """Cut all links to a node, or all links from it."""
+        return self._isolate(both=False)
+
+    def _isolate(self, *, both: bool) -> bool:
         node = self.victim()
-        return node is not None and self.cut([node.node_id], self.others([node.node_id]), both=False)
+        return node is not None and self.cut([node.node_id], self.others(node), both=both)
+
+    def split(self) -> bool:
+        """Split the nodes into two groups without links between them."""
+        ids = list(self.nodes)
+        if len(ids) < 2:
+            return False
+        group = self.rng.sample(ids, self.rng.randint(1, len(ids) - 1))
+        others = [node_id for node_id in ids if node_id not in group]
+        return self.cut(group, [*others, *self.SPLIT_WITH], both=True)
+
+    def cut_link(self) -> bool:
+        """Cut the link between two nodes. Both can still reach all others."""
+        if len(self.nodes) < 2:
+            return False
+        node_id, other = self.rng.sample(list(self.nodes), 2)
+        both = self.LINK_CUT_BOTH_SHARE >= 1 or self.rng.random() < self.LINK_CUT_BOTH_SHARE
+        return self.cut([node_id], [other], both=both, lasting_ms=self.LINK_CUT_MS)
 
     def lose_messages(self) -> bool:
-        """Some messages are lost, some arrive twice."""
+        """Lose some messages and duplicate others."""
         return self.change(loss=self.rng.uniform(0.02, self.LOSS_MAX), duplication=self.rng.uniform(0, 0.3))
 
+    def slow_network(self) -> bool:
+        """Delay messages, so that they also arrive out of order."""
+        return self.change(None, **{name: self.rng.uniform(*values) for name, values in self.SLOW_NETWORK.items()})
+
     def fill_disk(self) -> bool:
-        """No room for a while."""
+        """Fill a disk temporarily."""
         node = self.victim()
         if node is None:
             return False
@@ -194,7 +249,7 @@ class FaultPlan(Generic[Node]):
         return True
 
     def fail_disk(self) -> bool:
-        """A write, torn or not, or a sync fails; the process ends with it."""
+        """Fail a write (possibly torn), sync or rename. The process ends because of it."""
         node = self.victim()
         if node is None:
             return False
@@ -204,10 +259,10 @@ class FaultPlan(Generic[Node]):
         return True
 
     def wipe(self) -> bool:
-        """Replace a disk by an empty one, where the rules allow that."""
-        spare = [node for node in self.running() if self.may_wipe(node)]
-        if not spare:
+        """Replace a disk by an empty one, where the rules tolerate that."""
+        candidates = [node for node in self.running() if self.may_wipe(node)]
+        if not candidates:
             return False
         self.engine.counts["wipes"] += 1
-        self.rng.choice(spare).wipe()
+        self.rng.choice(candidates).wipe()
         return True

@@ -1,11 +1,11 @@
-"""A file system in memory that fails on demand and forgets on a crash what was not synced.
+"""In-memory file system that fails on demand and forgets unsynced data on a power failure.
 
-It knows for each file what is durable and what was written since, and for each directory which names are. `crash` keeps
-the durable state and, given a random generator, for each file and directory some of what came later: the first of the
-operations, the last of them torn. Everything follows from the calls and the generator.
+It records the durable content and the later writes of each file, and the same for the names in each directory. `crash`
+keeps the durable state. With a random generator it also keeps some later operations per file and directory: the first
+ones, of which the last may be torn. The calls and the generator determine everything.
 
-Invariants: after `crash` a file has at least its synced content, a directory at least its synced names; old handles and
-locks are dead.
+Invariants: after `crash` a file has at least its synced content and a directory at least its synced names. Handles and
+locks from before are dead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kipmesh.storage.fs import Buffer, File, FileLock, FileStat
 
 @dataclass(slots=True)
 class Fault:
-    """A failure to come: the `skip`-th next operation of that kind on a path that contains `path` fails."""
+    """A pending failure: skips `skip` operations of its kind on paths that contain `path`, then fails `times`."""
 
     operation: str
     """open, read, write, truncate, sync, sync_dir, rename, remove or list."""
@@ -30,7 +30,7 @@ class Fault:
     skip: int = 0
     times: int = 1
     torn_bytes: int = 0
-    """For a write: how many of its bytes reach the file all the same."""
+    """For a write: number of bytes that reach the file despite the failure."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class _Inode:
     data: bytearray = field(default_factory=bytearray)
     durable: bytes = b""
     pending: list[tuple[int, bytes | None]] = field(default_factory=list)
-    """(position, data) of a write, (size, None) of a truncation."""
+    """(position, data) of a write or (size, None) of a truncation."""
     modified_ms: int = 0
 
     def recover(self, rng: Random | None) -> None:
@@ -83,20 +83,20 @@ def _put(data: bytearray, position: int, written: bytes) -> None:
 
 
 class FaultyFileSystem:
-    """See the module. Usable by several threads, as a disk is."""
+    """File system with injected faults, see the module. Thread-safe."""
 
     def __init__(self, *, capacity_bytes: int | None = None) -> None:
         self.capacity_bytes = capacity_bytes
-        """Bytes of all files beyond which a write fails with ENOSPC; None for no limit."""
+        """Total size of files above which writes fail with ENOSPC; None for no limit."""
         self.now_ms = 0
-        """Time of modification of what is written."""
+        """Modification time of later writes."""
         self.faults: list[Fault] = []
         self.syncs = 0
         self.open_files = 0
         self._root = _Directory()
         self._locks: set[str] = set()
         self.crashes = 0
-        """How often the power was lost."""
+        """Number of power failures."""
         self.mutex = threading.RLock()
 
     # -- faults
@@ -111,11 +111,11 @@ class FaultyFileSystem:
         times: int = 1,
         torn_bytes: int = 0,
     ) -> None:
-        """Let operations to come fail: see Fault."""
+        """Add a fault, see Fault."""
         self.faults.append(Fault(operation, error, path, skip, times, torn_bytes))
 
     def crash(self, rng: Random | None = None) -> None:
-        """Lose the power: without `rng` everything unsynced is gone, with it some of it."""
+        """Simulate a power failure. Without `rng` all unsynced data is lost, otherwise a random part."""
         with self.mutex:
             self.crashes += 1
             self._locks.clear()
@@ -124,7 +124,7 @@ class FaultyFileSystem:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all files that have a name."""
+        """Total size of all named files."""
 
         def size(directory: _Directory) -> int:
             return sum(len(e.data) if isinstance(e, _Inode) else size(e) for e in directory.entries.values())
@@ -132,7 +132,7 @@ class FaultyFileSystem:
         return size(self._root)
 
     def check(self, operation: str, path: str) -> Fault | None:
-        """Raise the fault that is due; a torn write's is given back."""
+        """Raise the OSError of a matching fault; return the fault if it is a torn write."""
         for fault in self.faults:
             if fault.operation == operation and fault.path in path:
                 if fault.skip:
@@ -199,7 +199,7 @@ class FaultyFileSystem:
                 directory = entry
 
     def rename(self, old: str, new: str) -> None:
-        """See FileSystem. Atomic over a crash within one directory only."""
+        """See FileSystem. Atomic over a power failure only within one directory."""
         with self.mutex:
             self.check("rename", old)
             (old_directory, old_name), (new_directory, new_name) = self._parent(old), self._parent(new)
@@ -246,13 +246,13 @@ class FaultyFileSystem:
             return _FaultyLock(self, path)
 
     def release(self, path: str, crashes: int) -> None:
-        """For locks: those from before a crash are gone already."""
+        """Release a lock, unless it was taken before the last power failure (`crashes`)."""
         with self.mutex:
             if crashes == self.crashes:
                 self._locks.discard(path)
 
     def flip_bit(self, path: str, position: int, bit: int) -> None:
-        """Change a file durably behind the back of its user; no fault keeps that from happening."""
+        """Flip a bit of a file durably, as damage of the disk. Clears all faults."""
         self.faults.clear()
         file = self.open(path)
         file.write_at(bytes([file.read_at(1, position)[0] ^ 1 << bit]), position)

@@ -1,8 +1,8 @@
-"""Programs that run a simulator's seeds: replay one, or run many and go on where the last run stopped.
+"""Command line of a simulator: replay one seed, or run many seeds and resume an earlier run.
 
-With `--seeds N` the first N seeds are run; `--progress FILE` keeps how far that came and what was counted, for one
-state of the code: when a module that the simulation runs changes, it begins at seed 0 again. A seed without a fault
-and a change of leader is run but not counted, so more than N may be run.
+`--seeds N` runs seeds until N of them counted. A seed without a fault and a leader change is run but not counted.
+`--progress FILE` stores the progress and the counters for one version of the code: if a simulated module changed, the
+run restarts at seed 0.
 """
 
 from __future__ import annotations
@@ -21,28 +21,32 @@ from pathlib import Path
 from simulation.engine import InvariantError, Outcome
 
 _NOT_RUN = ("kipmesh.core.config", "kipmesh.messages.apis", "kipmesh.core.errors", __name__)
-"""Loaded for their names - keys, tuples and numbers - or not part of what is simulated."""
+"""Modules of constants and types, and this one."""
 _SAVE_EVERY = 50
-_TELL_EVERY = 500
+_PRINT_EVERY = 500
 
 
 @dataclass(frozen=True, slots=True)
 class SeedProgram:
-    """One simulator's program; `run_seed` raises InvariantError, `told` and what begins with `points` is summed up."""
+    """Command line of one simulator.
+
+    Args: name: module name; run_seed: runs one seed and raises InvariantError; summary_counts and summary_prefixes:
+    names, and prefixes of names, of the counters in the summary.
+    """
 
     name: str
     description: str
     run_seed: Callable[[int], Outcome]
-    told: tuple[str, ...]
-    points: tuple[str, ...]
+    summary_counts: tuple[str, ...]
+    summary_prefixes: tuple[str, ...]
 
     def main(self, arguments: list[str] | None = None) -> int:
-        """See the module; 1 when an invariant was broken."""
+        """Run the command line. Return 1 if an invariant was violated, else 0."""
         parser = argparse.ArgumentParser(prog=f"python -m {self.name}", description=self.description)
         parser.add_argument("--seed", type=int, help="run this seed only")
-        parser.add_argument("--seeds", type=int, default=300, help="how many seeds count")
-        parser.add_argument("--progress", type=Path, help="go on where this file says")
-        parser.add_argument("--verbose", action="store_true", help="with what storage logs")
+        parser.add_argument("--seeds", type=int, default=300, help="number of seeds to count")
+        parser.add_argument("--progress", type=Path, help="file with the progress, to resume an earlier run")
+        parser.add_argument("--verbose", action="store_true", help="show the log messages of storage")
         options = parser.parse_args(arguments)
         before = logging.root.manager.disable
         if not options.verbose:
@@ -75,24 +79,24 @@ class SeedProgram:
                 progress.seconds += time.process_time() - began
                 if progress.next_seed % _SAVE_EVERY == 0:
                     _save(path, progress)
-                if progress.next_seed % _TELL_EVERY == 0:
+                if progress.next_seed % _PRINT_EVERY == 0:
                     print(f"{progress.counted} of {wanted} seeds are clean, {progress.seconds:.0f} s", flush=True)
         finally:
             _save(path, progress)
-        self._sum_up(progress)
+        self._print_summary(progress)
 
-    def _sum_up(self, progress: Progress) -> None:
+    def _print_summary(self, progress: Progress) -> None:
         run, seconds = progress.next_seed, progress.seconds
         each_ms = 1000 * seconds / max(1, run)
         print(f"{progress.counted} seeds clean (of {run} run), {seconds:.0f} s of a core, {each_ms:.0f} ms each")
-        points = sorted(name for name in progress.counts if name.startswith(self.points))
-        for name in (*self.told, *points):
+        prefixed = sorted(name for name in progress.counts if name.startswith(self.summary_prefixes))
+        for name in (*self.summary_counts, *prefixed):
             print(f"  {name:36} {progress.counts[name]:>12,}")
 
 
 @dataclass
 class Progress:
-    """How far it came; `code` says on which code."""
+    """Progress of a run of many seeds on one version of the code, `code`."""
 
     code: str
     next_seed: int = 0
@@ -101,7 +105,7 @@ class Progress:
     counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, outcome: Outcome) -> None:
-        """One more seed was clean."""
+        """Add the outcome of the next seed."""
         self.next_seed = outcome.seed + 1
         if outcome.is_worth_counting:
             self.counted += 1
@@ -109,12 +113,12 @@ class Progress:
 
 
 def digest() -> str:
-    """A digest of the code that the simulation runs: of the modules that it has loaded."""
-    found = hashlib.sha256()
+    """Return a digest of all loaded kipmesh modules that are simulated."""
+    sha256 = hashlib.sha256()
     for name, module in sorted(sys.modules.items()):
         if name.startswith("kipmesh.") and module.__file__ and not name.startswith(_NOT_RUN):
-            found.update(Path(module.__file__).read_bytes())
-    return found.hexdigest()[:16]
+            sha256.update(Path(module.__file__).read_bytes())
+    return sha256.hexdigest()[:16]
 
 
 def _load(path: Path | None) -> Progress:
@@ -129,6 +133,6 @@ def _load(path: Path | None) -> Progress:
 def _save(path: Path | None, progress: Progress) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f"{path.name}.tmp")
-        beside.write_text(json.dumps(vars(progress)))
-        beside.replace(path)
+        temporary = path.with_name(f"{path.name}.tmp")
+        temporary.write_text(json.dumps(vars(progress)))
+        temporary.replace(path)

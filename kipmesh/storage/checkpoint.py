@@ -10,7 +10,7 @@ import base64
 import json
 import os
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kipmesh.core.errors import CorruptRecordError
 from kipmesh.storage.fs import FileSystem, read_file, write_atomic, write_file
@@ -25,29 +25,31 @@ LEADER_EPOCH_CHECKPOINT = "leader-epoch-checkpoint"
 META_PROPERTIES = "meta.properties"
 PARTITION_METADATA = "partition.metadata"
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
+_UUID_BYTES = 16
 
 TopicPartition = tuple[str, int]
 
 
-def _read_lines(fs: FileSystem, path: str, width: int) -> list[list[str]]:
-    """Return the entries of a checkpoint, none if the file does not exist. Raises CorruptRecordError."""
+def _read_entries(fs: FileSystem, path: str, *types: type[str | int]) -> list[tuple[Any, ...]]:
+    """Return the entries of a checkpoint, with words of these types; none if the file does not exist.
+
+    Raises OSError, CorruptRecordError.
+    """
     try:
         lines = read_file(fs, path).decode().splitlines()
+        if not lines:  # Kafka creates the file empty
+            return []
+        version, count = int(lines[0]), int(lines[1])
+        words = [line.split() for line in lines[2:] if line.strip()]
+        entries = [tuple(kind(word) for kind, word in zip(types, entry, strict=True)) for entry in words]
     except FileNotFoundError:
         return []
-    except UnicodeDecodeError:
-        raise CorruptRecordError(f"{path} is not text") from None
-    if not lines:  # Kafka creates the file empty
-        return []
-    try:
-        version, count = int(lines[0]), int(lines[1])
-    except (ValueError, IndexError):
-        raise CorruptRecordError(f"{path} must start with a version and a number of entries") from None
-    entries = [line.split() for line in lines[2:] if line.strip()]
+    except (ValueError, IndexError) as error:
+        raise CorruptRecordError(f"{path} is not a checkpoint with {len(types)} words per entry: {error}") from None
     if version != 0:
         raise CorruptRecordError(f"version of {path} must be 0, got {version}")
-    if len(entries) != count or any(len(entry) != width for entry in entries):
-        raise CorruptRecordError(f"{path} must have {count} entries of {width} words, got {len(entries)} entries")
+    if len(entries) != count:
+        raise CorruptRecordError(f"{path} must have {count} entries, got {len(entries)}")
     return entries
 
 
@@ -58,10 +60,7 @@ def _format_lines(lines: Iterable[str]) -> bytes:
 
 def read_offsets(fs: FileSystem, path: str) -> dict[TopicPartition, int]:
     """Read an offset checkpoint; empty if the file does not exist. Raises OSError, CorruptRecordError."""
-    try:
-        return {(topic, int(partition)): int(offset) for topic, partition, offset in _read_lines(fs, path, 3)}
-    except ValueError:
-        raise CorruptRecordError(f"{path} has a word in place of a number") from None
+    return {(topic, partition): offset for topic, partition, offset in _read_entries(fs, path, str, int, int)}
 
 
 def write_offsets(fs: FileSystem, path: str, offsets: Mapping[TopicPartition, int]) -> None:
@@ -75,10 +74,7 @@ def read_epochs(fs: FileSystem, directory: str) -> tuple[tuple[int, int], ...]:
     Raises OSError, CorruptRecordError.
     """
     path = f"{directory}/{LEADER_EPOCH_CHECKPOINT}"
-    try:
-        entries = tuple((int(epoch), int(offset)) for epoch, offset in _read_lines(fs, path, 2))
-    except ValueError:
-        raise CorruptRecordError(f"{path} has a word in place of a number") from None
+    entries = tuple((epoch, offset) for epoch, offset in _read_entries(fs, path, int, int))
     if any(epoch < 0 or offset < 0 for epoch, offset in entries):
         raise CorruptRecordError(f"{path} has a negative number")
     return entries
@@ -102,14 +98,22 @@ def write_partition_metadata(fs: FileSystem, directory: str, topic_id: bytes) ->
     write_file(fs, f"{directory}/{PARTITION_METADATA}", content, sync=False)
 
 
+def parse_uuid(text: str) -> bytes:
+    """Decode an id written by `uuid_text`; b"" if it is invalid."""
+    try:
+        identity = base64.urlsafe_b64decode(text.strip() + "==")
+    except ValueError:
+        return b""
+    return identity if len(identity) == _UUID_BYTES else b""
+
+
 def parse_partition_metadata(data: bytes) -> bytes:
     """Return the topic id, or b"" if the content is incomplete, which a crash may cause."""
     try:
         fields = dict(line.split(": ", 1) for line in data.decode().splitlines() if line)
-        identity = base64.urlsafe_b64decode(fields["topic_id"].strip() + "==")
-    except (ValueError, KeyError):
+    except ValueError:
         return b""
-    return identity if len(identity) == 16 and fields.get("version") == "0" else b""
+    return parse_uuid(fields.get("topic_id", "")) if fields.get("version") == "0" else b""
 
 
 class MetaProperties(NamedTuple):

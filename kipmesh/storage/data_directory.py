@@ -9,7 +9,6 @@ the metadata log is online, or no directory is open.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import errno
 import logging
@@ -22,12 +21,11 @@ from typing import NamedTuple
 
 from kipmesh.core.errors import CorruptRecordError, ErrorCode, InvalidConfigError, KafkaError
 from kipmesh.storage import checkpoint
-from kipmesh.storage.checkpoint import MetaProperties, TopicPartition, uuid_text
+from kipmesh.storage.checkpoint import MetaProperties, TopicPartition, parse_uuid, uuid_text
 from kipmesh.storage.fs import FileLock, FileSystem, StorageError, is_broken
 
 _LOG = logging.getLogger(__name__)
 
-_ID_BYTES = 16
 _DIRECTORY = re.compile(r"^(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>\d{1,10})$")
 _DELETED_DIRECTORY = re.compile(r"^.+-\d+\.[0-9a-f]{32}-delete$")
 
@@ -154,7 +152,7 @@ def _identify(fs: FileSystem, path: str, cluster_id: str, node_id: int) -> bytes
         raise InvalidConfigError(
             f"data directory {path} belongs to node {properties.node_id}, but node.id is {node_id}"
         )
-    known = _parse_id(properties.directory_id) if properties is not None else b""
+    known = parse_uuid(properties.directory_id) if properties is not None else b""
     if known:
         return known
     directory_id = uuid.uuid4().bytes
@@ -162,15 +160,6 @@ def _identify(fs: FileSystem, path: str, cluster_id: str, node_id: int) -> bytes
     if properties is None:
         _sync_parents(fs, path)
     return directory_id
-
-
-def _parse_id(text: str) -> bytes:
-    """Decode an id written by `uuid_text`; b"" if it is invalid."""
-    try:
-        directory_id = base64.urlsafe_b64decode(text + "==")
-    except ValueError:
-        return b""
-    return directory_id if len(directory_id) == _ID_BYTES else b""
 
 
 def _sync_parents(fs: FileSystem, path: str) -> None:

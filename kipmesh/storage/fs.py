@@ -216,25 +216,16 @@ class _RealFile:
 
     def read_at(self, size: int, position: int) -> bytes:
         data = os.pread(self._descriptor, size, position)
-        if len(data) == size or not data:
-            return data
-        parts = [data]  # a signal or the limit of 2 GiB may shorten a read
-        got = len(data)
-        while got < size:
-            data = os.pread(self._descriptor, size - got, position + got)
-            if not data:
-                break
-            parts.append(data)
-            got += len(data)
-        return b"".join(parts)
+        part = data
+        while part and len(data) < size:  # a signal or the limit of 2 GiB may shorten a read
+            part = os.pread(self._descriptor, size - len(data), position + len(data))
+            data += part
+        return data
 
     def write_at(self, data: Buffer, position: int) -> None:
         written = os.pwrite(self._descriptor, data, position)
-        if written == len(data):
-            return
-        view = memoryview(data)
-        while written < len(view):
-            written += os.pwrite(self._descriptor, view[written:], position + written)
+        while written < len(data):
+            written += os.pwrite(self._descriptor, memoryview(data)[written:], position + written)
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._descriptor, size)

@@ -1,8 +1,8 @@
-"""A seeded, single-threaded simulation of the metadata quorum on production code.
+"""Seeded, single-threaded simulation of the metadata quorum on production code.
 
-Virtual time, a network that delays, loses, doubles, reorders and partitions, disks that fail and forget, clocks that
-drift and processes that stop; on them `kipmesh.core.raft` and `kipmesh.storage` as they are. Everything follows from
-the seed. After every step the invariants of 630-19 are checked as far as they concern the log.
+Runs `kipmesh.core.raft` and `kipmesh.storage` unchanged in virtual time, with a network that delays, loses, duplicates,
+reorders and partitions, failing disks, drifting clocks and paused processes. The seed determines everything. Every step
+checks the log invariants of 630-19.
 """
 
 from simulation.engine import InvariantError, Outcome, run_world

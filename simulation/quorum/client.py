@@ -1,9 +1,9 @@
-"""The clients of the quorum: they let active controllers decide, and remember what they were promised.
+"""Clients of the quorum: propose decisions to active controllers and record the acknowledged ones.
 
-A controller is active when it leads, something of its own epoch is committed, and its image has everything in its log;
-the image then runs ahead of the high watermark. A decision is acknowledged when the node that made it still leads the
-same epoch and its high watermark is past it. An acknowledged decision is in the log of all at the end, once, where it
-was said to be, and in every image; others are there at most once.
+A controller is active if it is leader, has committed an offset of its epoch, and its image contains its whole log,
+which may be ahead of the high watermark. A decision is acknowledged if its controller is still leader of the same epoch
+and the high watermark has passed the decision. At the end, every log and image must contain each acknowledged decision
+exactly once at its offset, and other decisions at most once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Pending(NamedTuple):
 
 
 class Client:
-    """See the module."""
+    """Clients of the quorum, see the module."""
 
     def __init__(self, nodes: Mapping[int, SimNode], checker: Checker, propose_every_ms: float) -> None:
         self.nodes = nodes
@@ -41,12 +41,12 @@ class Client:
         self.is_done = False
         self._decisions: dict[int, Sequence[Record]] = {}
         self._written: dict[tuple[int, Entry], int] = {}
-        """(offset, entry) -> token of what some log had there."""
+        """(offset, entry) to the token of the decision written there in some log."""
         self._pending: dict[int, _Pending] = {}
         self._tokens = 0
 
     def propose(self) -> None:
-        """Ask one that takes itself for the active controller, and come again."""
+        """Propose a decision to a random active controller, repeatedly."""
         if self.is_done:
             return
         rng = self.engine.rng
@@ -61,7 +61,7 @@ class Client:
         self._tokens += 1
         token, process, offset = self._tokens, node.process, node.end
         self._decisions[token] = decisions = decide(node.image, self.engine.rng)
-        values = [(None, encode_record(one)) for one in decisions]
+        values = [(None, encode_record(record)) for record in decisions]
         batch = record_batch.build(values, base_offset=0, leader_epoch=0, timestamp_ms=node.wall_ms())
         node.step(AppendRequested(token, batch, epoch))
         if node.end > offset:
@@ -70,24 +70,24 @@ class Client:
             self._pending[token] = _Pending(node, process, epoch, offset, node.end)
         node.apply_own()
 
-    def look(self) -> None:
-        """Acknowledge what is committed; forget what its leader cannot promise any more."""
-        for token, asked in list(self._pending.items()):
-            node = asked.node
+    def acknowledge_committed(self) -> None:
+        """Acknowledge committed decisions, and drop those whose leader has changed. Repeats every 25 ms."""
+        for token, pending in list(self._pending.items()):
+            node, process, epoch, offset, end = pending
             machine = node.machine
-            if machine is None or node.process != asked.process or not node.is_leader or machine.epoch != asked.epoch:
+            if machine is None or node.process != process or not node.is_leader or machine.epoch != epoch:
                 del self._pending[token]
-            elif machine.high_watermark >= asked.end:
+            elif machine.high_watermark >= end:
                 del self._pending[token]
-                entry = node.entry(asked.offset)
-                self.checker.acknowledged(asked.offset, entry)
-                self.acknowledged[token] = (asked.offset, entry)
+                entry = node.entry(offset)
+                self.checker.check_acknowledged(offset, entry)
+                self.acknowledged[token] = (offset, entry)
                 self.engine.counts["acknowledged"] += 1
                 self.last_acknowledged_ms = self.engine.now_ms
-        self.engine.after(25, self.look)
+        self.engine.after(25, self.acknowledge_committed)
 
     def check(self) -> None:
-        """At the end: nothing acknowledged is lost or moved, and the metadata is what was decided."""
+        """Check at the end: no acknowledged decision is lost or moved, and the metadata matches the decisions."""
         checker, fail = self.checker, self.engine.fail
         for token, (offset, entry) in self.acknowledged.items():
             if offset >= len(checker.committed) or checker.committed[offset] != entry:
@@ -101,6 +101,6 @@ class Client:
                 fail(f"decision {token} is committed twice")
             decided.add(token)
             model.apply(self._decisions[token])
-        wrong = model.difference(checker.captures[len(checker.committed)])
-        if wrong:
-            fail(f"the metadata is not what was decided: {wrong}")
+        difference = model.difference(checker.captures[len(checker.committed)])
+        if difference:
+            fail(f"the metadata does not match the committed decisions: {difference}")

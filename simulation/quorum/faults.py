@@ -1,15 +1,12 @@
-"""What goes wrong in a run, and when: drawn from the seed.
+"""Faults of the metadata quorum, drawn from the seed.
 
-Faults come every other second, rather at leaders than at others, until the run's last part: then everything is healed,
-and the quorum must find together again. A voter's disk is replaced only where Raft can stand it: when everything that
-the one leader of the latest epoch has is durable at a majority of the other voters, which follow it, and something of
-that epoch is committed. Snapshots are changed on the disks of observers, and of one voter at a time, logs of one voter
-at a time.
+A voter's disk is replaced only where Raft tolerates it: the only leader of the latest epoch has committed an offset of
+its epoch, and a majority of the other voters follows it and has its whole log durably. Snapshots are corrupted on
+observers and on one voter at a time, logs on one voter at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from itertools import pairwise
 from typing import ClassVar
 
@@ -25,11 +22,11 @@ from simulation.quorum.host import Host
 from simulation.quorum.node import CRASH_POINTS, SNAPSHOT_POINTS, SimNode
 
 _FETCHED_MIN = 4
-"""Snapshots that a run fetches, if its faults let anybody be wiped."""
+"""Minimum number of snapshots that a run fetches, if its faults permit a wipe."""
 
 
 class Faults(FaultPlan[SimNode]):
-    """See the module."""
+    """Faults of the metadata quorum, see the module."""
 
     KINDS: ClassVar = {
         "kill": 4,
@@ -49,9 +46,9 @@ class Faults(FaultPlan[SimNode]):
         "shut_down": 2,
         "crash_at_point": 5,
         "crash_at_snapshot": 4,
-        "strike_new_leader": 4,
+        "hit_new_leaders": 4,
         "corrupt_transfers": 2,
-        "flip_snapshot": 3,
+        "corrupt_snapshot": 3,
         "damage_log": 2,
         "fail_to_apply": 2,
     }
@@ -59,35 +56,27 @@ class Faults(FaultPlan[SimNode]):
     LEADER_SHARE = 0.5
     PAUSE_MS = (100, 5000)
     CUT_MS = (300, 7000)
+    LINK_CUT_MS = (1000, 9000)
+    LINK_CUT_BOTH_SHARE = 1
     LASTING_MS = (500, 5000)
+    SLOW_NETWORK: ClassVar = {"delay_max_ms": (20, 800), "flush_max_ms": (10, 400)}
     FULL_DISK_MS = (200, 4000)
     SPARE_BYTES_MAX = 200
     LOSS_MAX = 0.4
 
-    strikes = 0
-    """How many of the next leaders are hit."""
+    hits_left = 0
+    """Number of next leaders to hit."""
     _last_leader = 0
 
     def begin(self, every_ms: float) -> None:
-        """Also let nodes fetch snapshots."""
+        """Schedule faults. Also wipes disks so that nodes fetch snapshots."""
         super().begin(every_ms)
         if not self.only:
-            self.later(self.rng.uniform(6000, 10_000), self._newcomer)
-
-    def running(self) -> list[SimNode]:
-        """See FaultPlan."""
-        return [node for node in self._alive() if not node.is_paused]
-
-    def _alive(self) -> list[SimNode]:
-        return [node for node in self.nodes.values() if node.machine is not None]
+            self.later(self.rng.uniform(6000, 10_000), self._wipe_for_snapshots)
 
     def leaders(self, running: list[SimNode]) -> list[SimNode]:
         """See FaultPlan."""
         return [node for node in running if node.is_leader]
-
-    def others(self, group: Collection[int]) -> list[int]:
-        """See FaultPlan."""
-        return [one for one in self.nodes if one not in group]
 
     def crash(self, node: SimNode, *, power: bool, restart_max_ms: float = 6000) -> None:
         """See FaultPlan."""
@@ -105,20 +94,19 @@ class Faults(FaultPlan[SimNode]):
             if self._last_leader not in (0, node.node_id) or (self._last_leader and len(node.config.voters) == 1):
                 counts["leader changes"] += 1
             self._last_leader = node.node_id
-            if self.strikes:
-                self.strikes -= 1
-                self.later(self.rng.choice((0.0, self.rng.uniform(0, 30))), lambda: self._strike(node))
+            if self.hits_left:
+                self.hits_left -= 1
+                self.later(self.rng.choice((0.0, self.rng.uniform(0, 30))), lambda: self._hit(node))
 
-    def _newcomer(self) -> None:
-        """Somebody comes with an empty disk, as soon as that is possible, until enough snapshots were fetched."""
+    def _wipe_for_snapshots(self) -> None:
+        """Wipe disks until enough snapshots were fetched."""
         if self.engine.counts["snapshots fetched"] < _FETCHED_MIN:
-            self.later(self.rng.uniform(2000, 6000) if self.wipe() else 150, self._newcomer)
+            self.later(self.rng.uniform(2000, 6000) if self.wipe() else 150, self._wipe_for_snapshots)
 
     def heal(self) -> None:
         """See FaultPlan."""
         super().heal()
         for node in self.nodes.values():
-            node.crash_point = ""
             if node.is_refused:
                 self.replace_disks()
             elif node.machine is None:
@@ -129,32 +117,13 @@ class Faults(FaultPlan[SimNode]):
     # -- kinds
 
     def cut_power_of_all(self) -> bool:
-        """All at once, and back one after the other."""
-        for node in self._alive():
+        """Cut the power of all nodes at the same time. They restart one after the other."""
+        for node in self.alive():
             self.crash(node, power=True, restart_max_ms=2000)
         return True
 
-    def split(self) -> bool:
-        """Two groups that do not see each other."""
-        ids = list(self.nodes)
-        if len(ids) < 2:
-            return False
-        group = self.rng.sample(ids, self.rng.randint(1, len(ids) - 1))
-        return self.cut(group, self.others(group), both=True)
-
-    def cut_link(self) -> bool:
-        """Two nodes do not see each other, everybody else sees both."""
-        if len(self.nodes) < 2:
-            return False
-        one, other = self.rng.sample(list(self.nodes), 2)
-        return self.cut([one], [other], both=True, lasting_ms=(1000, 9000))
-
-    def slow_network(self) -> bool:
-        """Messages and flushes take long, and overtake each other."""
-        return self.change(delay_max_ms=self.rng.uniform(20, 800), flush_max_ms=self.rng.uniform(10, 400))
-
     def corrupt_transfers(self) -> bool:
-        """Bytes of snapshots change on the way."""
+        """Flip bits of snapshots in transit."""
         return self.change((1000, 8000), corruption=self.rng.uniform(0.05, 0.5))
 
     def may_wipe(self, node: SimNode) -> bool:
@@ -162,10 +131,10 @@ class Faults(FaultPlan[SimNode]):
         voters = [self.nodes[voter] for voter in node.config.voters]
         if node not in voters:
             return True
-        # In an epoch that nobody else knows it stood itself, and nobody else will count that vote. Observers that know
-        # it would follow nobody of an earlier one.
-        epoch = max((one.epoch_seen for one in self.nodes.values() if one is not node), default=0)
-        leaders = [one for one in voters if one.is_leader and one.epoch_seen == epoch]
+        # The node's own later epochs do not count: it was their only candidate and voter. Epochs of observers count,
+        # because observers follow no leader of an earlier epoch.
+        epoch = max((other.epoch_seen for other in self.nodes.values() if other is not node), default=0)
+        leaders = [voter for voter in voters if voter.is_leader and voter.epoch_seen == epoch]
         if len(leaders) != 1 or leaders[0] is node:
             return False
         leader = leaders[0]
@@ -174,38 +143,38 @@ class Faults(FaultPlan[SimNode]):
             return False
         if machine.high_watermark <= machine.leadership.epoch_start_offset:
             return False
-        safe = [one for one in voters if one is not node and self._has_all(one, leader, epoch)]
+        safe = [voter for voter in voters if voter is not node and self._has_all(voter, leader, epoch)]
         return len(safe) >= node.config.majority
 
     @staticmethod
-    def _has_all(one: Host, leader: Host, epoch: int) -> bool:
-        """Whether a voter follows the leader and has durably what that has."""
-        machine = one.machine
+    def _has_all(voter: Host, leader: Host, epoch: int) -> bool:
+        """Return whether a voter follows the leader and has its whole log durably."""
+        machine = voter.machine
         if machine is None or machine.epoch != epoch or machine.state not in (State.LEADER, State.FOLLOWER):
             return False
-        return one.has_log_of(leader) and one.durable_end() >= leader.end
+        return voter.has_log_of(leader) and voter.durable_end() >= leader.end
 
     def replace_disks(self) -> None:
-        """Give new disks to voters that refuse to start, as soon as the others can stand it."""
+        """Replace the disks of voters that refuse to start, as soon as the other voters tolerate it."""
         refused = [node for node in self.nodes.values() if node.is_refused]
         for node in refused:
             if self.may_wipe(node):
                 self.engine.counts["disks replaced"] += 1
                 node.wipe()
             else:
-                self._pass_observers()
+                self._pass_epoch_of_observers()
         if any(node.is_refused for node in refused):
             self.engine.after(300, self.replace_disks)
 
-    def _pass_observers(self) -> None:
-        """An observer may know an epoch in which none but a voter that is gone stood: let there be a later one."""
-        epoch = max((one.epoch_seen for one in self.nodes.values() if not one.config.is_voter), default=0)
+    def _pass_epoch_of_observers(self) -> None:
+        """Let leaders resign if an observer knows a later epoch, whose only candidate lost its disk."""
+        epoch = max((node.epoch_seen for node in self.nodes.values() if not node.config.is_voter), default=0)
         for node in self.nodes.values():
             if node.is_leader and not node.is_paused and node.epoch_seen < epoch:
                 node.step(ResignRequested())
 
     def resign(self) -> bool:
-        """A leader is told to stop leading."""
+        """Let a leader resign."""
         leaders = self.leaders(self.running())
         if not leaders:
             return False
@@ -213,7 +182,7 @@ class Faults(FaultPlan[SimNode]):
         return True
 
     def shut_down(self) -> bool:
-        """A node is stopped well: it resigns, syncs and closes its log, and comes back."""
+        """Stop a node cleanly: it resigns, syncs and closes its log. It restarts later."""
         node = self.victim()
         if node is None:
             return False
@@ -222,65 +191,65 @@ class Faults(FaultPlan[SimNode]):
         return True
 
     def crash_at_point(self) -> bool:
-        """End processes when they next pass some point; they are back soon."""
-        running = self._alive()
+        """Crash random nodes when they next pass a random point. They restart soon."""
+        running = self.alive()
         for node in self.rng.sample(running, self.rng.randint(0, len(running))):
             node.crash_point = self.rng.choice(CRASH_POINTS)
         return bool(running)
 
     def crash_at_snapshot(self) -> bool:
-        """The same within what is done with snapshots, for each kind of it at some node."""
-        running = self._alive()
+        """Crash all nodes at the next random step of handling snapshots."""
+        running = self.alive()
         for node in running:
             node.crash_point = self.rng.choice(SNAPSHOT_POINTS)
         return bool(running)
 
-    def flip_snapshot(self) -> bool:
-        """A process ends, and a bit of a snapshot on its disk is another when it starts again."""
+    def corrupt_snapshot(self) -> bool:
+        """Kill a process and flip a bit of one of its snapshots before it restarts."""
         node = self.victim()
         if node is None:
             return False
         ids = [each for each in node.the_replica.store.snapshot_ids() if each not in node.flipped]
         if not ids or (node.config.is_voter and self._is_voter_damaged()):
             return False
-        if len(node.config.voters) == 1 and node.config.is_voter:  # nobody else has what it has
+        if len(node.config.voters) == 1 and node.config.is_voter:  # the only replica of committed records
             ids = [each for each in ids if each.end_offset >= node.the_log.log_start_offset][1:]
             if not ids:
                 return False
-        folder = node.the_log.dir
+        directory = node.the_log.dir
         node.stop(restart_ms=self.rng.uniform(20, 1000))
         flipped = self.rng.choice((ids[-1], self.rng.choice(ids)))
-        node.fs.faults.clear()  # this change is no operation of the node's
-        path = f"{folder}/{file_name(flipped)}"
+        node.fs.faults.clear()  # faults apply only to operations of the node
+        path = f"{directory}/{file_name(flipped)}"
         position = self.rng.randrange(len(read_file(node.fs, path)))
         node.fs.flip_bit(path, position, self.rng.randrange(8))
         node.flipped.add(flipped)
         return True
 
     def damage_log(self) -> bool:
-        """A voter is stopped well, and when it starts again a bit of its log is another, or the log's end is missing.
+        """Stop a voter cleanly, then flip a bit of its log or truncate the log within a batch.
 
-        It has to refuse, for it does not have any more what it said that it has.
+        The voter must refuse to start, because it lost data that it had acknowledged.
         """
         node = self.victim()
         if node is None or not node.config.is_voter or len(node.config.voters) < 3 or self._is_voter_damaged():
             return False
-        folder, bases = node.the_log.dir, node.the_log.segment_base_offsets
+        directory, bases = node.the_log.dir, node.the_log.segment_base_offsets
         start = node.the_log.log_start_offset
         node.step(ResignRequested())
         if node.machine is None:
             return True
         node.stop(clean=True, restart_ms=self.rng.uniform(20, 1000))
         fs = node.fs
-        fs.faults.clear()  # this change is no operation of the node's
-        paths = [f"{folder}/{base:020d}.log" for base, end in pairwise([*bases, 1 << 62]) if end > start]
+        fs.faults.clear()  # faults apply only to operations of the node
+        paths = [f"{directory}/{base:020d}.log" for base, end in pairwise([*bases, 1 << 62]) if end > start]
         sizes = {path: size for path in paths if fs.exists(path) and (size := len(read_file(fs, path)))}
-        if not sizes or not fs.exists(f"{folder.rpartition('/')[0]}/{CLEAN_SHUTDOWN}"):
+        if not sizes or not fs.exists(f"{directory.rpartition('/')[0]}/{CLEAN_SHUTDOWN}"):
             return True
         path = self.rng.choice(list(sizes))
         position, bit = self.rng.randrange(sizes[path]), self.rng.randrange(8)
         if self.rng.random() < 0.5:
-            # Within a batch: where one ends, a snapshot may stand for what is missing.
+            # Within a batch, because a snapshot may replace missing whole batches.
             file = fs.open(path)
             file.truncate(sizes[path] - self.rng.randint(1, HEADER_BYTES))
             file.sync()
@@ -292,38 +261,41 @@ class Faults(FaultPlan[SimNode]):
         return True
 
     def _is_voter_damaged(self) -> bool:
-        """Whether some voter's disk was changed, or may be replaced."""
+        """Return whether a voter's disk is damaged or about to be replaced."""
         voters = [node for node in self.nodes.values() if node.config.is_voter]
         return any(node.flipped or node.is_log_damaged or node.is_refused for node in voters)
 
     def fail_to_apply(self) -> bool:
-        """A defect of a state machine: the next records do not fit its image."""
+        """Simulate a defect of a state machine: the next records do not fit its image."""
         node = self.victim()
         if node is None:
             return False
         node.state.fails_next = True
         return True
 
-    def strike_new_leader(self) -> bool:
-        """Hit the next leaders just after their election."""
-        self.strikes = self.rng.randint(1, 4)
-        leaders = self.leaders(self._alive())
+    def hit_new_leaders(self) -> bool:
+        """Isolate or crash the next leaders right after their election."""
+        self.hits_left = self.rng.randint(1, 4)
+        leaders = self.leaders(self.alive())
         if leaders:
-            self._strike(leaders[0])
+            self._hit(leaders[0])
         return True
 
-    def _strike(self, node: SimNode) -> None:
+    def _hit(self, node: SimNode) -> None:
         if node.machine is None:
             return
         if self.rng.random() < 0.5:
-            self.cut([node.node_id], self.others([node.node_id]), both=True)
+            self.cut([node.node_id], self.others(node), both=True)
         else:
             self.engine.counts["crashes"] += 1
             node.stop(power=self.rng.random() < 0.5, restart_ms=self.rng.uniform(1, 3000))
 
 
 def _is_unused(data: bytes, position: int, log_start_offset: int) -> bool:
-    """Whether it is in the leader epoch of a batch below the log start: nobody reads it, and no CRC covers it."""
+    """Return whether `position` is in the leader epoch of a batch below the log start.
+
+    No CRC covers these bytes, and no reader uses them.
+    """
     return any(
         header.base_offset < log_start_offset and 0 <= position - at - LOG_OVERHEAD_BYTES < 4
         for at, header in record_batch.iterate(data)

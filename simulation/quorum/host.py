@@ -1,7 +1,7 @@
-"""One simulated machine of the quorum: its disk, its clocks, a shadow of its log, and at most one process.
+"""One simulated machine of the quorum: disk, clocks, a shadow of its log, and at most one process.
 
-A process is a run between a start and a crash. `entries` shadows the log from `base` on, one (epoch, batch CRC) an
-offset, so that the checker needs no reads; what is below `base` is in a snapshot.
+A process runs from a start to a crash. `entries` shadows the log from offset `base` with one (epoch, batch CRC) per
+offset, so that the checker needs no reads. A snapshot covers the offsets below `base`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ Entry = tuple[int, int]
 
 @dataclass(slots=True)
 class Settings:
-    """What a seed draws for all of its nodes."""
+    """Settings that a seed draws for all nodes."""
 
     ties: bool
-    """Whether jitter is so coarse that candidates tie."""
+    """Whether jitter is coarse, so that candidates tie."""
     snapshot_limits: SnapshotLimits
     retention_limits: RetentionLimits
 
 
 class Host:
-    """See the module. `SimNode` adds what a process runs."""
+    """One simulated machine, see the module. `SimNode` adds the process."""
 
     def __init__(self, network: Network, settings: Settings, config: RaftConfig) -> None:
         self.network = network
@@ -56,60 +56,65 @@ class Host:
         self.manager: LogManager | None = None
         self.replica: QuorumReplica | None = None
         self.image = MetadataImage()
-        """Of the process, ahead of the high watermark at an active controller."""
+        """Metadata image of the process; ahead of the high watermark on an active controller."""
         self.transfer: object | None = None
-        """The snapshot that is being fetched."""
+        """The running snapshot transfer."""
         self.process = 0
         self.is_paused = False
         self.backlog: list[Action] = []
         self.base = 0
         self.entries: list[Entry] = []
         self.durable_floor = 0
-        """What is below was durable when the last process ended, or is in a snapshot that is."""
+        """Offset below which batches were durable when the last process ended, or are in a durable snapshot."""
         self.checked_high_watermark = 0
         self.checked_log_start = 0
         self.epoch_seen = 0
         self.crash_point = ""
-        """The process ends when it has passed a point of that name, see `CRASH_POINTS`."""
+        """The process crashes after passing the point with this name, see `CRASH_POINTS`."""
         self.flipped: set[SnapshotId] = set()
-        """Snapshots that a fault changed on this disk."""
+        """Snapshots on this disk that a fault corrupted."""
         self.set_aside: set[SnapshotId] = set()
-        """Those of them that an earlier start set aside."""
+        """Corrupted snapshots that an earlier start set aside."""
         self.is_log_damaged = False
-        """Whether a fault changed the log on this disk."""
+        """Whether a fault damaged the log on this disk."""
         self.is_refused = False
-        """Whether the last start was refused, and somebody has to replace the disk."""
+        """Whether the last start was refused, so that the disk must be replaced."""
         self._rate = 1.0
         self._clock_start_ms = 0.0
 
     def boot(self) -> None:
-        """Start a process on what the disk has."""
+        """Start a process on the current disk."""
         raise NotImplementedError
 
     def step(self, event: Event) -> None:
-        """One event with all that follows from it at once."""
+        """Handle an event and all events that follow from it."""
         raise NotImplementedError
 
     @property
     def the_replica(self) -> QuorumReplica:
-        """What the process has on its disk."""
+        """Durable state of the process. Raises RuntimeError if no process runs."""
         if self.replica is None:
             raise RuntimeError("no process runs")
         return self.replica
 
     @property
     def the_log(self) -> Log:
-        """Its log."""
+        """Log of the process. Raises RuntimeError if no process runs."""
         return self.the_replica.log
 
     @property
+    def is_up(self) -> bool:
+        """Whether a process runs, paused or not."""
+        return self.machine is not None
+
+    @property
     def is_leader(self) -> bool:
-        """Whether it takes itself for the leader."""
+        """Whether the process is leader in its own view."""
         return self.machine is not None and self.machine.state is State.LEADER
 
     @property
     def is_active(self) -> bool:
-        """Whether it takes itself for the active controller."""
+        """Whether the process is active controller in its own view."""
         machine = self.machine
         if machine is None or machine.leadership is None:
             return False
@@ -118,36 +123,36 @@ class Host:
 
     @property
     def applied_end(self) -> int:
-        """Everything below is applied to the image."""
+        """Offset after the last record applied to the image."""
         return self.image.offset + 1
 
     # -- the shadow of the log
 
     @property
     def end(self) -> int:
-        """The offset that the next entry gets."""
+        """Offset of the next entry."""
         return self.base + len(self.entries)
 
     def entry(self, offset: int) -> Entry:
-        """The entry at an offset at or above `base`."""
+        """Return the entry at an offset of at least `base`."""
         return self.entries[offset - self.base]
 
     def durable_end(self) -> int:
-        """What is below is durable."""
+        """Return the offset below which all entries are durable."""
         known = self.replica.log.recovery_point if self.replica else 0
         return min(self.end, max(known, self.durable_floor))
 
     def has_durably(self, offset: int, entry: Entry) -> bool:
-        """Whether it has an entry, or a snapshot in place of it."""
+        """Return whether the entry, or a snapshot that covers its offset, is durable."""
         return offset < self.base or (offset < self.durable_end() and self.entry(offset) == entry)
 
     def has_log_of(self, other: Host) -> bool:
-        """Whether both logs are equal where both have entries, and end at the same offset."""
+        """Return whether both logs have the same end and the same common entries."""
         base = max(self.base, other.base)
         return self.end == other.end and self.entries[base - self.base :] == other.entries[base - other.base :]
 
-    def note_log(self) -> None:
-        """Take into the shadow what the log has behind it."""
+    def update_shadow(self) -> None:
+        """Add the log's new batches to the shadow."""
         log = self.the_log
         while self.end < log.log_end_offset:
             for _, header in record_batch.iterate(log.read(self.end, READ_BYTES, log.log_end_offset, True)):
@@ -156,15 +161,15 @@ class Host:
     # -- time
 
     def local_ms(self) -> int:
-        """This node's monotonic clock."""
+        """Return this node's monotonic clock (ms)."""
         return int(self._clock_start_ms + self.engine.now_ms * self._rate)
 
     def wall_ms(self) -> int:
-        """This node's wall clock, some hundreds of ms from the others'."""
+        """Return this node's wall clock (ms), some hundred ms apart from those of other nodes."""
         return WALL_MS + 137 * self.node_id + int(self.engine.now_ms * self._rate)
 
     def at_process(self, process: int, action: Callable[[], None]) -> None:
-        """Do it now if that process still runs, later if it is stopped."""
+        """Run the action if the given process still runs. A paused process runs it when it resumes."""
         if process != self.process or self.machine is None:
             return
         if self.is_paused:
@@ -173,14 +178,17 @@ class Host:
         action()
 
     def later(self, delay_ms: float, action: Callable[[], None]) -> None:
-        """Do it that much later, if this process still runs."""
+        """Run the action after `delay_ms`, if this process still runs."""
         process = self.process
         self.engine.after(delay_ms, lambda: self.at_process(process, action))
 
     # -- processes
 
     def stop(self, *, power: bool = False, clean: bool = False, restart_ms: float | None = None) -> None:
-        """End the process; without power the disk forgets what was not synced. A clean stop closes the log."""
+        """End the process. `power`: lose unsynced data. `clean`: close the log first.
+
+        `restart_ms`: delay of the restart.
+        """
         if self.manager is not None and clean:
             self.manager.close(-1)
         if self.replica is not None:
@@ -199,7 +207,7 @@ class Host:
             self.boot()
 
     def wipe(self) -> None:
-        """The disk is replaced by an empty one."""
+        """Replace the disk by an empty one and restart."""
         self.is_refused = False
         self.stop(restart_ms=self.rng.uniform(50, 1500))
         self.fs = FaultyFileSystem()
@@ -210,19 +218,19 @@ class Host:
 
     @contextmanager
     def ending_on_failure(self) -> Iterator[None]:
-        """A process whose disk fails ends."""
+        """End the process on a disk failure in the enclosed work."""
         try:
             yield
         except (StorageError, OSError):
             self.disk_failed()
 
     def disk_failed(self) -> None:
-        """The disk failed for good: the process ends, at times with the power."""
+        """End the process after a disk failure, sometimes with a power failure."""
         self.counts["disk failures"] += 1
         self.stop(power=self.rng.random() < 0.3, restart_ms=self.rng.uniform(100, 1000))
 
     def crashed_at(self, point: str) -> bool:
-        """Whether it crashed, at a point where it was to."""
+        """Crash if `point` is the crash point. Return whether the process crashed."""
         if self.crash_point != point:
             return False
         self.counts["crashes"] += 1
@@ -232,13 +240,13 @@ class Host:
         return True
 
     def pause(self) -> Action:
-        """Stop the process, as SIGSTOP does; call the result to resume it."""
+        """Pause the process as SIGSTOP does. Return the action that resumes it."""
         self.is_paused = True
         process = self.process
         return lambda: self.resume() if self.process == process and self.is_paused else None
 
     def resume(self) -> None:
-        """Continue a stopped process: what came meanwhile comes now."""
+        """Resume a paused process and run its delayed actions."""
         self.is_paused = False
         backlog, self.backlog = self.backlog, []
         for action in backlog:

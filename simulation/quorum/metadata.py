@@ -1,8 +1,8 @@
-"""What clients decide about the metadata, and a model of it: topics and keys in a dict, by other code than the image's.
+"""Metadata decisions of clients, and an independent model of the metadata.
 
-`decide` stands for the active controller: it looks at the image, which has everything in its log, and gives records
-of Kafka's schemas that fit. It makes and deletes topics, changes partitions and configurations, registers, fences and
-unfences brokers (one event record each, 630-16). `Model` applies the same records for what a client can tell of them.
+`decide` replaces the active controller: it returns records of Kafka's schemas that fit the image. It creates and
+deletes topics, changes partitions and configurations, and registers, fences and unfences brokers with one event record
+each (630-16). `Model` applies the same records to plain dicts, with other code than the image's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _KEYS = ("retention.ms", "segment.bytes")
 
 
 def decide(image: MetadataImage, rng: Random) -> list[r.Record]:
-    """One decision, as the records of one batch; it fits the image, whose next offset is `image.offset + 1`."""
+    """Return the records of one decision, for one batch.
+
+    They fit the image, whose next offset is `image.offset + 1`.
+    """
     if r.METADATA_VERSION not in image.features:
         return [
             r.FeatureLevelRecord(r.METADATA_VERSION, r.METADATA_VERSION_LEVEL),
@@ -91,7 +94,7 @@ def _change(topic: TopicState, image: MetadataImage, rng: Random) -> list[r.Reco
 
 
 class Model:
-    """What clients can tell of the metadata: which topics there are, with how many partitions and which keys."""
+    """Metadata as clients see it: topics with partition counts, configurations, unfenced brokers, producer ids."""
 
     def __init__(self) -> None:
         self.topics: dict[str, tuple[bytes, int]] = {}
@@ -100,12 +103,12 @@ class Model:
         self.next_producer_id = 0
 
     def apply(self, records: Iterable[r.Record]) -> None:
-        """A decision was made; ValueError when it does not fit what was decided before."""
+        """Apply a decision. Raises ValueError if it does not fit earlier decisions."""
         for record in records:
             match record:
                 case r.TopicRecord(name, topic_id):
                     if name in self.topics:
-                        raise ValueError(f"topic {name} appears twice")
+                        raise ValueError(f"topic {name} was created twice")
                     self.topics[name] = (topic_id, 0)
                 case r.PartitionRecord():
                     name = self._name(record.topic_id)
@@ -127,7 +130,7 @@ class Model:
         for name, (known, _) in self.topics.items():
             if known == topic_id:
                 return name
-        raise ValueError(f"no topic has the id {topic_id.hex()}")
+        raise ValueError(f"topic id {topic_id.hex()} does not exist")
 
     def _configure(self, record: r.ConfigRecord) -> None:
         keys = self.configs.setdefault(record.resource_name, {})
@@ -138,7 +141,7 @@ class Model:
             del self.configs[record.resource_name]
 
     def difference(self, image: CapturedImage) -> str:
-        """What an image says otherwise, in words; empty when nothing."""
+        """Describe the differences of an image to the model; "" if there are none."""
         topics = {topic.name: (topic.topic_id, len(topic.partitions)) for topic in image.topics.values()}
         configs = {name: dict(keys) for (_, name), keys in image.configs.items()}
         unfenced = {broker.broker_id for broker in image.brokers.values() if not broker.fenced}
@@ -148,12 +151,13 @@ class Model:
             "unfenced brokers": (unfenced, self.unfenced),
             "next producer id": (image.next_producer_id, self.next_producer_id),
         }
-        wrong = [f"{what} {found}, not {wanted}" for what, (found, wanted) in pairs.items() if found != wanted]
-        return "; ".join(wrong)
+        return "; ".join(
+            f"{name} {found}, expected {wanted}" for name, (found, wanted) in pairs.items() if found != wanted
+        )
 
 
 def is_same(image: MetadataImage, captured: CapturedImage) -> bool:
-    """Whether an image says what the capture of another one does."""
+    """Return whether an image has the content of a capture of another image."""
     names = [topic.name for topic in captured.topics.values()]
     wanted = {name: keys for (kind, name), keys in captured.configs.items() if kind == TOPIC_RESOURCE}
     return (

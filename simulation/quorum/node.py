@@ -1,9 +1,9 @@
-"""One simulated replica: the driver of a production `Machine` and `QuorumReplica`, on a disk that may fail.
+"""One simulated replica: runs a production `Machine` and `QuorumReplica` on a disk that may fail.
 
-It is what a driver has to be (the contract in `kipmesh.core.raft.machine`): effects in order, `LogChanged` after the
-log changed, flushes apart from the steps, `quorum-state` durable before what follows. Its state machine is
-`simulation.quorum.state`, the snapshots that it fetches `simulation.quorum.transfer`. A process may be made to crash at
-`CRASH_POINTS`: just after an effect of a kind, or at a step of what is done with snapshots.
+It keeps the driver contract of `kipmesh.core.raft.machine`: effects in order, `LogChanged` after the log changed,
+flushes independent of steps, `quorum-state` durable before later effects. `simulation.quorum.state` is its state
+machine, `simulation.quorum.transfer` fetches snapshots. A process can crash at `CRASH_POINTS`: right after an effect of
+a kind, or at a step of handling snapshots.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def _grants(effect: raft.Effect) -> bool:
 
 _EFFECT_POINTS: dict[str, Callable[[raft.Effect], bool]] = {
     "quorum-state written": lambda effect: isinstance(effect, raft.PersistElection),
-    "vote answered": _grants,
-    "vote asked": lambda effect: isinstance(effect, raft.Send) and isinstance(effect.request, VoteRequest),
+    "vote granted": _grants,
+    "vote requested": lambda effect: isinstance(effect, raft.Send) and isinstance(effect.request, VoteRequest),
     "leader change appended": lambda effect: isinstance(effect, raft.AppendLeaderChange),
     "appended as leader": lambda effect: isinstance(effect, raft.AppendAsLeader),
     "appended as follower": lambda effect: isinstance(effect, raft.AppendAsFollower),
@@ -51,36 +51,36 @@ _EFFECT_POINTS: dict[str, Callable[[raft.Effect], bool]] = {
     "fetch sent": lambda effect: isinstance(effect, raft.Send) and isinstance(effect.request, FetchRequest),
 }
 SNAPSHOT_POINTS = (
-    "snapshot written in part",
+    "snapshot partly written",
     "snapshot made",
     "log start raised",
     "cleaned",
-    "snapshot received in part",
-    "snapshot received whole",
+    "snapshot partly received",
+    "snapshot fully received",
     "snapshot installed",
 )
 CRASH_POINTS = (*_EFFECT_POINTS, *SNAPSHOT_POINTS)
-"""Points just after which a process may be made to crash."""
+"""Points right after which a process can crash."""
 
 
 def is_passed(point: str, effect: raft.Effect) -> bool:
-    """Whether a process that did that effect has just passed that point."""
-    passed = _EFFECT_POINTS.get(point)
-    return passed is not None and passed(effect)
+    """Return whether executing `effect` passes the crash point."""
+    matches = _EFFECT_POINTS.get(point)
+    return matches is not None and matches(effect)
 
 
 class Watcher(Protocol):
-    """Reacts to what happens to nodes."""
+    """Observer of nodes."""
 
     def state_changed(self, node: SimNode, state: State) -> None:
-        """A node is something else now."""
+        """Handle a change of a node's raft state."""
 
     def replace_disks(self) -> None:
-        """A voter refused to start: give it a new disk as soon as the others can stand it."""
+        """Replace the disks of voters that refused to start, as soon as the other voters tolerate it."""
 
 
 class SimNode(Host):
-    """See the module. Tests replace the types to put known bugs in."""
+    """One simulated replica, see the module. Tests override the types to inject known bugs."""
 
     machine_type: ClassVar[type[Machine]] = Machine
     state_type: ClassVar[type[SimState]] = SimState
@@ -108,7 +108,7 @@ class SimNode(Host):
         self._wake_ms: float | None = None
 
     def jitter(self) -> float:
-        """Random, or in some runs so coarse that candidates tie."""
+        """Return random jitter in [0, 1), or one of two values so that candidates tie."""
         return self.rng.choice((0.0, 0.5)) if self.settings.ties else self.rng.random()
 
     def _schedule_wake(self) -> None:
@@ -137,7 +137,7 @@ class SimNode(Host):
     # -- processes
 
     def boot(self) -> None:
-        """Start a process on what the disk has."""
+        """Start a process on the current disk."""
         self.process += 1
         self._rate = 1.0 if self.settings.ties else self.rng.uniform(0.95, 1.05)
         self._clock_start_ms = self.rng.uniform(0, 1e6)
@@ -151,14 +151,14 @@ class SimNode(Host):
             self.stop(restart_ms=500)
             return
         except KafkaError as error:
-            self._refused(error)
+            self._on_refused_start(error)
             return
-        self.checker.started(self)
+        self.checker.check_start(self)
         before, base_before = self.entries, self.base
         self.base, self.entries = self.the_log.log_start_offset, []
         with self.ending_on_failure():
-            self.note_log()
-            self.checker.booted(self, before, base_before)
+            self.update_shadow()
+            self.checker.check_loaded_log(self, before, base_before)
             self.durable_floor = max(self.durable_floor, self.base)
             self.checked_high_watermark = 0
             self.machine = self.the_replica.machine(self.config, self.machine_type)
@@ -183,10 +183,10 @@ class SimNode(Host):
             now_ms=self.wall_ms(),
         )
 
-    def _refused(self, error: KafkaError) -> None:
-        """The start is refused (630-14): somebody replaces the disk as soon as the others can stand it."""
+    def _on_refused_start(self, error: KafkaError) -> None:
+        """Handle a refused start (630-14): wait until the disk is replaced."""
         self.counts["starts refused"] += 1
-        self.checker.refused(self, error)
+        self.checker.check_refused(self, error)
         self.stop()
         self.is_refused = True
         self.engine.after(300, self.watcher.replace_disks)
@@ -200,7 +200,7 @@ class SimNode(Host):
             self.later(self.rng.uniform(200, 600), self._tick)
 
     def _checkpoint(self, manager: LogManager) -> None:
-        """As nodes do now and then; what a full disk does not take comes with the next one."""
+        """Checkpoint recovery points. On a full disk, a later checkpoint writes them."""
         try:
             manager.checkpoint_recovery_points()
         except StorageError as error:
@@ -209,25 +209,28 @@ class SimNode(Host):
 
     # -- events
 
-    def _send(self, sent: raft.Send) -> None:
-        target, process = self.nodes[sent.node_id], self.process
-        self.network.carry(self.node_id, sent.node_id, lambda: target.receive(self, process, sent))
+    def _send(self, effect: raft.Send) -> None:
+        target, process = self.nodes[effect.node_id], self.process
+        self.network.transmit(self.node_id, effect.node_id, lambda: target.receive(self, process, effect))
 
-    def receive(self, source: SimNode, process: int, sent: raft.Send) -> None:
-        """Take a request of another node. A node that is down refuses quickly, as a closed port does, or not at all."""
+    def receive(self, source: SimNode, process: int, effect: raft.Send) -> None:
+        """Handle a request of another node.
+
+        A node that is down refuses quickly, as a closed port does, or not at all.
+        """
 
         def serve() -> None:
             self._requests += 1
-            self._open[self._requests] = (source, process, sent.request_id)
-            self.step(raft.RequestReceived(self._requests, sent.request))
+            self._open[self._requests] = (source, process, effect.request_id)
+            self.step(raft.RequestReceived(self._requests, effect.request))
 
         if self.machine is not None:
             self.at_process(self.process, serve)
         elif (self.node_id, source.node_id) not in self.engine.conditions.blocked:
-            source.at_process(process, lambda: source.step(raft.RequestFailed(sent.request_id)))
+            source.at_process(process, lambda: source.step(raft.RequestFailed(effect.request_id)))
 
     def step(self, event: raft.Event) -> None:
-        """One event with all that follows from it at once."""
+        """Handle an event and all events that follow from it."""
         self._run(lambda machine: machine.step(event, self.local_ms(), self.jitter()))
 
     def _run(self, act: Callable[[Machine], list[raft.Effect]]) -> None:
@@ -241,13 +244,13 @@ class SimNode(Host):
                 self.disk_failed()
             if self.machine is None:
                 return
-            self.checker.stepped(self, machine)
+            self.checker.check_step(self, machine)
             if following is None:
                 self._schedule_wake()
                 return
 
     def apply_own(self) -> None:
-        """The active controller applies what it appended at once; only then may it decide something else."""
+        """Apply the active controller's own appends, which its next decision needs."""
         if self.is_leader:
             with self.ending_on_failure():
                 self.state.apply(self.the_log.log_end_offset)
@@ -261,13 +264,13 @@ class SimNode(Host):
                 case raft.Send():
                     self._send(effect)
                 case raft.Respond():
-                    self._answer(effect)
+                    self._respond(effect)
                 case raft.Flush():
                     self._flush()
                 case raft.Committed(high_watermark):
-                    self.checker.rose(self, high_watermark)
+                    self.checker.check_high_watermark(self, high_watermark)
                     self.state.apply(min(high_watermark, self.the_log.log_end_offset))
-                    self.checker.applied(self)
+                    self.checker.check_image(self)
                 case raft.PersistElection(election):
                     self.persist(election)
                 case raft.StateChanged(state):
@@ -299,15 +302,15 @@ class SimNode(Host):
             self.counts["appends rejected"] += 1
         if log.log_end_offset < self.end:
             self.counts["truncations"] += 1
-            self.checker.truncated(self, log.log_end_offset)
+            self.checker.check_truncation(self, log.log_end_offset)
             del self.entries[log.log_end_offset - self.base :]
             self.durable_floor = min(self.durable_floor, log.log_end_offset)
-            self.state.truncated(log.log_end_offset)
+            self.state.truncate(log.log_end_offset)
         elif log.log_end_offset > self.end:
-            self.note_log()
+            self.update_shadow()
         return result
 
-    def _answer(self, effect: raft.Respond) -> None:
+    def _respond(self, effect: raft.Respond) -> None:
         opened = self._open.pop(effect.request_id, None)
         if opened is None:
             return
@@ -316,9 +319,9 @@ class SimNode(Host):
         if effect.read is not None:
             response = with_records(response, self.the_replica.read(effect.read))
         event = raft.ResponseReceived(request_id, response)
-        # Only the process that asked gets it, as on a connection.
+        # Only the requesting process receives it, as on a connection.
         arrive = partial(target.at_process, process, lambda: target.step(event))
-        self.network.carry(self.node_id, target.node_id, arrive)
+        self.network.transmit(self.node_id, target.node_id, arrive)
 
     def _flush(self) -> None:
         self._wants_flush = True

@@ -1,9 +1,9 @@
-"""The state machine of one simulated process: a production image of the metadata, and the snapshots made of it.
+"""State machine of one simulated process: a production metadata image and its snapshots.
 
-It is what a node has to be beside its quorum: the image is loaded from the newest snapshot and follows the high
-watermark, or, where this node is the active controller, its own log's end; when the log was cut below that, it is
-loaded anew. Snapshots are due, captured, written some records at a time while the image goes on, frozen once the high
-watermark has reached their end, and cleaned away, all by the production rules (630-03 to 630-06, 630-15).
+The image is loaded from the newest snapshot and follows the high watermark, or the end of the log on an active
+controller. A truncation below its offset reloads it. Production rules (630-03 to 630-06, 630-15) decide when snapshots
+are due. They are captured, written in steps while the image advances, frozen when the high watermark has reached their
+end, and cleaned.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from simulation.quorum.host import READ_BYTES, Host
 
 
 @dataclass(eq=False, slots=True)
-class Making:
-    """A snapshot that is being made."""
+class PendingSnapshot:
+    """A snapshot that is being written."""
 
     captured: CapturedImage
     writer: SnapshotWriter
@@ -37,22 +37,22 @@ class Making:
 
 
 class SimState:
-    """See the module; made with each process."""
+    """State machine of one process, see the module."""
 
     def __init__(self, node: Host, checker: Checker) -> None:
         self.node = node
         self.checker = checker
         self.counts = node.counts
         self.schedule = SnapshotSchedule(node.settings.snapshot_limits, node.wall_ms())
-        self.making: Making | None = None
+        self.pending: PendingSnapshot | None = None
         self.is_cleaning = False
         self.fails_next = False
-        """Whether the next records that are applied will not fit, as with a defect of the state machine."""
+        """Whether the next applied records get a record that does not fit, as a defect of the state machine would."""
 
     # -- the image
 
     def load(self) -> None:
-        """Begin anew with the newest snapshot, or with nothing."""
+        """Reload the image from the newest snapshot, or start empty."""
         node, replica = self.node, self.node.the_replica
         self._abort()
         latest = replica.latest_snapshot
@@ -63,36 +63,36 @@ class SimState:
                 for _ in loader.steps():
                     pass
             except CorruptRecordError:
-                self.counts["corrupt snapshots met while running"] += 1
+                self.counts["corrupt snapshots loaded"] += 1
                 node.stop(restart_ms=node.rng.uniform(50, 500))
                 return
             node.image = loader.image
             self.schedule.loaded(loader.records, node.wall_ms())
             self.counts["snapshots loaded"] += 1
-            self.checker.loaded(node, latest)
+            self.checker.check_loaded_snapshot(node, latest)
 
     def apply(self, end: int) -> None:
-        """Apply the log up to `end`, which is at a batch's end."""
+        """Apply the log up to `end`, which must be the end of a batch."""
         node, log = self.node, self.node.the_log
         if node.applied_end < log.log_start_offset:
             self.load()
         while node.applied_end < end and node.machine is not None:
             data = log.read(node.applied_end, READ_BYTES, end, True)
             if not data:
-                node.engine.fail(f"the high watermark {end} of node {node.node_id} is within a batch")
+                node.engine.fail(f"high watermark {end} of node {node.node_id} is within a batch")
             delta = MetadataDelta()
             try:
                 node.image.replay(self._broken(data) if self.fails_next else data, delta)
             except CorruptRecordError as error:
-                self.failed(error)
+                self.apply_failed(error)
                 return
             self.schedule.applied(delta.outdated, len(data))
 
     def _broken(self, data: bytes) -> bytes:
-        """The first batch, with a record that fits no image behind what is in it."""
+        """Return the first batch with its last record replaced by one that fits no image."""
         self.fails_next = False
         header = record_batch.parse_header(data)
-        values = [] if header.is_control else [one.value for one in record_batch.read_records(data, 0, header)]
+        values = [] if header.is_control else [record.value for record in record_batch.read_records(data, 0, header)]
         broken = [(None, value) for value in values[:-1]] + [(None, encode_record(RemoveTopicRecord(bytes(16))))]
         return record_batch.build(
             broken,
@@ -101,14 +101,14 @@ class SimState:
             timestamp_ms=header.max_timestamp,
         )
 
-    def failed(self, error: Exception) -> None:
-        """Records do not fit: the process ends, and writes no snapshot of that any more (630-15)."""
+    def apply_failed(self, error: Exception) -> None:
+        """End the process after a failed apply, without writing a snapshot (630-15)."""
         self.counts["applies failed"] += 1
         self.node.stop(restart_ms=self.node.rng.uniform(50, 1000))
 
-    def truncated(self, end: int) -> None:
-        """The log was cut: what was applied of it, and captured, is no state of the cluster."""
-        if self.making is not None and self.making.captured.snapshot_id.end_offset > end:
+    def truncate(self, end: int) -> None:
+        """Abort a snapshot and reload the image if they are ahead of the truncated log."""
+        if self.pending is not None and self.pending.captured.snapshot_id.end_offset > end:
             self._abort()
         node = self.node
         if node.applied_end > end:
@@ -120,8 +120,8 @@ class SimState:
     # -- snapshots
 
     def tick(self) -> None:
-        """Look now and then whether a snapshot is due, or the log may start later."""
-        if self.making is None and self.schedule.due(self.node.wall_ms()) is not None:
+        """Start a snapshot that is due, and plan cleaning."""
+        if self.pending is None and self.schedule.due(self.node.wall_ms()) is not None:
             self._begin()
         if not self.is_cleaning and self.node.machine is not None:
             self._plan_clean()
@@ -140,55 +140,55 @@ class SimState:
         except StorageError:
             self.schedule.failed(node.wall_ms())
             return
-        self.counts["snapshots begun"] += 1
-        self.making = Making(captured, writer, image_values(captured))
-        self._later(self.making)
+        self.counts["snapshots started"] += 1
+        self.pending = PendingSnapshot(captured, writer, image_values(captured))
+        self._later(self.pending)
 
-    def _later(self, making: Making) -> None:
-        self.node.later(self.node.rng.uniform(0.5, 30), lambda: self._go_on(making))
+    def _later(self, pending: PendingSnapshot) -> None:
+        self.node.later(self.node.rng.uniform(0.5, 30), lambda: self._advance(pending))
 
-    def _go_on(self, making: Making) -> None:
+    def _advance(self, pending: PendingSnapshot) -> None:
         node = self.node
-        if self.making is not making:
+        if self.pending is not pending:
             return
         try:
-            if not making.is_written:
-                values = list(islice(making.values, node.rng.randint(1, 20)))
-                making.is_written = not values
+            if not pending.is_written:
+                values = list(islice(pending.values, node.rng.randint(1, 20)))
+                pending.is_written = not values
                 if values:
-                    making.writer.append(values)
-                if node.crashed_at("snapshot written in part"):
+                    pending.writer.append(values)
+                if node.crashed_at("snapshot partly written"):
                     return
-            elif self._may_freeze(making):
-                self._freeze(making)
+            elif self._may_freeze(pending):
+                self._freeze(pending)
                 return
-        except StorageError:  # a full disk, or a broken one: the image goes on all the same
+        except StorageError:  # a full or broken disk does not stop the image
             self.counts["snapshots not written"] += 1
             self._abort()
             return
-        self._later(making)
+        self._later(pending)
 
-    def _may_freeze(self, making: Making) -> bool:
+    def _may_freeze(self, pending: PendingSnapshot) -> bool:
         machine = self.node.machine
-        return machine is not None and machine.high_watermark >= making.captured.snapshot_id.end_offset
+        return machine is not None and machine.high_watermark >= pending.captured.snapshot_id.end_offset
 
-    def _freeze(self, making: Making) -> None:
+    def _freeze(self, pending: PendingSnapshot) -> None:
         node = self.node
-        making.writer.freeze()
-        self.making = None
+        pending.writer.freeze()
+        self.pending = None
         if node.crashed_at("snapshot made"):
             return
         self.counts["snapshots made"] += 1
-        self.checker.made(node, making.captured)
-        self.schedule.completed(making.writer.records, node.wall_ms())
-        node.step(node.the_replica.register_snapshot(making.captured.snapshot_id))
+        self.checker.check_frozen_snapshot(node, pending.captured)
+        self.schedule.completed(pending.writer.records, node.wall_ms())
+        node.step(node.the_replica.register_snapshot(pending.captured.snapshot_id))
 
     def _abort(self) -> None:
-        """What is being made is not wanted, or cannot be written."""
-        making, self.making = self.making, None
-        if making is not None:
+        """Discard the snapshot that is being written."""
+        pending, self.pending = self.pending, None
+        if pending is not None:
             self.counts["snapshots aborted"] += 1
-            making.writer.discard()
+            pending.writer.discard()
             self.schedule.failed(self.node.wall_ms())
 
     # -- cleaning
@@ -198,11 +198,11 @@ class SimState:
         leadership = machine.leadership if machine is not None else None
         if leadership is None:
             return []
-        back_ms = node.wall_ms() - node.local_ms()
+        offset_ms = node.wall_ms() - node.local_ms()
         return [
-            ReplicaEnd(replica_id, replicas is leadership.voters, seen.end_offset, seen.last_fetch_ms + back_ms)
+            ReplicaEnd(replica_id, replicas is leadership.voters, replica.end_offset, replica.last_fetch_ms + offset_ms)
             for replicas in (leadership.voters, leadership.observers)
-            for replica_id, seen in replicas.items()
+            for replica_id, replica in replicas.items()
         ]
 
     def _plan_clean(self) -> None:
@@ -235,13 +235,13 @@ class SimState:
             event = replica.clean()
         except StorageError as error:
             if isinstance(error.__cause__, OSError) and is_no_space(error.__cause__):
-                self.counts["cleanings put off"] += 1
+                self.counts["cleanings postponed"] += 1
                 return
             node.disk_failed()
             return
         self.counts["snapshots deleted"] += len(before) - len(replica.store.snapshot_ids())
         if node.crashed_at("cleaned"):
             return
-        self.checker.cleaned(node)
+        self.checker.check_cleaned(node)
         if event is not None:
             node.step(event)

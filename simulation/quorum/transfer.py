@@ -1,8 +1,7 @@
-"""FetchSnapshot between two simulated nodes (630-09 to 630-12): the effect, its messages, and the install.
+"""FetchSnapshot between two simulated nodes (630-09 to 630-12): transfer and install.
 
-One request at a time, of few bytes, so that each transfer takes several; what gets no answer is asked for again from
-the position that is there. Completing and installing take time, and a process may end, or learn of another leader, at
-each point of it.
+One small request is in flight at a time, so that a transfer needs several. A request without response is repeated from
+the current position. Completing and installing take time; the process may crash or observe another leader at each step.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ RESPONSE_BYTES_MAX = 600
 
 
 class Transfer:
-    """One effect FetchSnapshot, until it is installed, failed or dropped."""
+    """One FetchSnapshot effect, until the snapshot is installed or the transfer failed or was dropped."""
 
     def __init__(self, state: SimState, leader: Host, effect: FetchSnapshot) -> None:
         self.state = state
@@ -47,33 +46,33 @@ class Transfer:
         self._number = 0
         self._received: ReceivedSnapshot | None = None
         self._fetch = SnapshotFetch(CLUSTER_METADATA_TOPIC, 0, effect.snapshot_id)
-        self._is_whole = False
+        self._is_complete = False
 
     def begin(self) -> None:
-        """Ask for the first bytes."""
+        """Send the first request."""
         if not self._is_current:
             return
-        self.node.counts["snapshot fetches begun"] += 1
+        self.node.counts["snapshot fetches started"] += 1
         try:
             self._received = self.node.the_replica.receive(self.snapshot_id)
         except StorageError:
             self._fail()
             return
         self._fetch.position = self._received.size_bytes
-        self._ask()
+        self._send_request()
 
     @property
     def _is_current(self) -> bool:
         return self.node.transfer is self and self.node.process == self.process
 
-    def _ask(self) -> None:
+    def _send_request(self) -> None:
         node = self.node
         self._number += 1
         number = self._number
         bytes_max = node.rng.randint(100, RESPONSE_BYTES_MAX)
         request = fetch_request(node.config.cluster_id, node.node_id, bytes_max, [(self._fetch, self._epoch)])
         leader = self.leader
-        node.network.carry(
+        node.network.transmit(
             node.node_id,
             leader.node_id,
             lambda: leader.at_process(leader.process, lambda: self._serve(number, request)),
@@ -83,36 +82,36 @@ class Transfer:
     def _timed_out(self, number: int) -> None:
         if self._is_current and number == self._number and self._fetch.state is FetchState.FETCHING:
             self.node.counts["snapshot fetches resumed"] += self._fetch.position > 0
-            self._ask()
+            self._send_request()
 
     def _serve(self, number: int, request: m.FetchSnapshotRequest) -> None:
-        """Let the leader respond; bytes may change on the way, which CRCs then have to find."""
+        """Respond as the leader. Bytes may be corrupted in transit, which CRCs must detect."""
         leader, node = self.leader, self.node
         if leader.machine is None:
             return
         with leader.ending_on_failure():
-            response = served(leader.machine, leader.the_replica, request)
+            response = respond(leader.machine, leader.the_replica, request)
             leader.step(SnapshotServed(request.replica_id))
             rng, share = node.engine.rng, node.engine.conditions.corruption
-            for delay_ms in node.network.ways(leader.node_id, node.node_id):
+            for delay_ms in node.network.delays(leader.node_id, node.node_id):
                 arriving = self._corrupted(response) if share and rng.random() < share else response
-                answered = partial(self._answered, number, arriving)
-                node.engine.after(delay_ms, partial(node.at_process, self.process, answered))
+                deliver = partial(self._on_response, number, arriving)
+                node.engine.after(delay_ms, partial(node.at_process, self.process, deliver))
 
     def _corrupted(self, response: m.FetchSnapshotResponse) -> m.FetchSnapshotResponse:
         rng, topics = self.node.engine.rng, []
         for topic in response.topics:
-            answers = []
-            for answer in topic.partitions:
-                data = bytearray(answer.unaligned_records)
+            partitions = []
+            for partition in topic.partitions:
+                data = bytearray(partition.unaligned_records)
                 if data:
-                    self.node.counts["snapshot bytes changed on the way"] += 1
+                    self.node.counts["snapshot bytes corrupted in transit"] += 1
                     data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-                answers.append(answer._replace(unaligned_records=bytes(data)))
-            topics.append(topic._replace(partitions=tuple(answers)))
+                partitions.append(partition._replace(unaligned_records=bytes(data)))
+            topics.append(topic._replace(partitions=tuple(partitions)))
         return response._replace(topics=tuple(topics))
 
-    def _answered(self, number: int, response: m.FetchSnapshotResponse) -> None:
+    def _on_response(self, number: int, response: m.FetchSnapshotResponse) -> None:
         if not self._is_current or number != self._number or self._received is None:
             return
         _, step = steps([self._fetch], response)[0]
@@ -128,7 +127,7 @@ class Transfer:
             self._fail()
             return
         state = self._fetch.written()
-        if self.node.crashed_at("snapshot received in part"):
+        if self.node.crashed_at("snapshot partly received"):
             return
         self.node.step(SnapshotFetchProgress())
         if not self._is_current:
@@ -136,7 +135,7 @@ class Transfer:
         if state is FetchState.WHOLE:
             self.node.later(self.node.rng.uniform(0.2, 20), self._complete)
         else:
-            self._ask()
+            self._send_request()
 
     def _complete(self) -> None:
         if not self._is_current or self._received is None:
@@ -151,8 +150,8 @@ class Transfer:
         except StorageError:
             self._fail()
             return
-        self._is_whole = True
-        if not node.crashed_at("snapshot received whole"):
+        self._is_complete = True
+        if not node.crashed_at("snapshot fully received"):
             node.later(node.rng.uniform(0.0, 5), self._install)
 
     def _install(self) -> None:
@@ -160,7 +159,7 @@ class Transfer:
             return
         node = self.node
         node.transfer = None
-        self.state.checker.installing(node, self.snapshot_id)
+        self.state.checker.check_install(node, self.snapshot_id)
         with node.ending_on_failure():
             event = node.the_replica.install(self.snapshot_id)
             node.base = node.durable_floor = self.snapshot_id.end_offset
@@ -179,21 +178,21 @@ class Transfer:
         node.step(SnapshotFetchFailed())
 
     def drop(self) -> None:
-        """The leader is another: begin anew, if at all."""
+        """Drop the transfer, because the leader changed."""
         self.node.transfer = None
         self.node.counts["snapshot fetches dropped"] += 1
         with self.node.ending_on_failure():
             self._discard()
 
     def _discard(self) -> None:
-        if self._is_whole:
+        if self._is_complete:
             self.node.the_replica.discard(self.snapshot_id)
         elif self._received is not None:
             self._received.discard()
 
 
-def served(machine: Machine, replica: QuorumReplica, request: m.FetchSnapshotRequest) -> m.FetchSnapshotResponse:
-    """What a node answers. StorageError."""
+def respond(machine: Machine, replica: QuorumReplica, request: m.FetchSnapshotRequest) -> m.FetchSnapshotResponse:
+    """Return the response of a node. Raises StorageError."""
     election = machine.advertised_election
     leader = m.LeaderIdAndEpoch(election.leader_id, election.epoch)
     partition = ServedPartition(leader, machine.state is State.LEADER, replica.store.size)

@@ -1,4 +1,4 @@
-"""One run of the simulation: nodes, network, client, faults and checker of one seed."""
+"""One run of the quorum simulator: nodes, network, client, faults and checker of a seed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from simulation.quorum.node import SimNode
 
 VIRTUAL_MS = 60_000.0
 QUIET_MS = 14_000.0
-"""The last part of a run, without faults."""
+"""Duration of the last part of a run, without faults."""
 _RECORD_BYTES = 120
-"""About what a decision takes in the log."""
+"""Approximate size of a decision in the log."""
 
 
 class World(BaseWorld):
-    """Everything of one seed; `node_type` lets tests put known bugs in."""
+    """All parts of one seed. Tests pass `node_type` to inject known bugs."""
 
     NAME = "simulation.quorum"
     LEADER_CHANGES = "leader changes"
@@ -41,7 +41,7 @@ class World(BaseWorld):
         propose_every_ms = rng.uniform(150, 900)
         drawn = (rng.choice((1, 3, 3, 3, 5, 5)), rng.choice((0, 1, 1, 2, 3, 5)))
         if drawn[0] == 1:
-            drawn = (1, max(1, drawn[1]))  # somebody has to fetch snapshots
+            drawn = (1, max(1, drawn[1]))  # at least one node has to fetch snapshots
         self.voters = voters or drawn[0]
         self.observers = drawn[1] if observers is None else observers
         ties = rng.random() < 0.35
@@ -56,16 +56,17 @@ class World(BaseWorld):
             bytes_max=rng.choice((1500, 4000, 1 << 30)),
             observer_live_ms=rng.choice((2000, 8000)),
         )
-        if always_snapshots:  # after nearly each decision, and nothing waits for who is behind
+        if always_snapshots:  # after nearly every decision, without regard to lagging replicas
             snapshot_limits = SnapshotLimits(0.0, 1, 0)
             retention_limits = RetentionLimits(1, 1, 1)
         settings = Settings(ties, snapshot_limits, retention_limits)
         self.nodes: dict[int, SimNode] = {}
         self.checker = Checker(engine, self.nodes)
         self.client = Client(self.nodes, self.checker, propose_every_ms)
-        self.faults = Faults(engine, self.nodes, VIRTUAL_MS - QUIET_MS, only_faults)
+        node_ids = range(1, self.voters + self.observers + 1)
+        self.faults = Faults(engine, self.nodes, node_ids, VIRTUAL_MS - QUIET_MS, only_faults)
         network = Network(engine)
-        for node_id in range(1, self.voters + self.observers + 1):
+        for node_id in node_ids:
             config = RaftConfig(
                 node_id,
                 tuple(range(1, self.voters + 1)),
@@ -94,12 +95,12 @@ class World(BaseWorld):
         for node in self.nodes.values():
             node.boot()
         self.client.propose()
-        self.client.look()
+        self.client.acknowledge_committed()
         self.faults.begin(self.fault_every_ms)
         engine.run_until(VIRTUAL_MS - 1500)
-        self.client.is_done = True  # let the last ones come through
+        self.client.is_done = True  # let the last decisions commit
         engine.run_until(VIRTUAL_MS)
-        self.checker.converged()
+        self.checker.check_converged()
         self.client.check()
         if self.client.last_acknowledged_ms < VIRTUAL_MS - QUIET_MS:
             engine.fail("nothing was committed after the last fault")
@@ -107,5 +108,5 @@ class World(BaseWorld):
 
 
 def run_seed(seed: int) -> Outcome:
-    """Run one seed; see `run_world`."""
+    """Run one seed, see `run_world`."""
     return run_world(World(seed))

@@ -1,8 +1,8 @@
-"""A seeded, single-threaded simulation of partitions' replication on production code.
+"""Seeded, single-threaded simulation of partition replication on production code.
 
-Virtual time and a disk, network and clocks that fail, as in `simulation.quorum`; on them whole brokers and
-controllers, but for gRPC and the metadata quorum's Raft. Everything follows from the seed. After every step of a broker
-the rules of "Log truth" are checked.
+Runs whole brokers and controllers in virtual time, with failing disks, network and clocks as in `simulation.quorum`.
+Only gRPC and the Raft of the metadata quorum are replaced. The seed determines everything. Every step of a broker
+checks the rules of "Log truth".
 """
 
 from simulation.engine import InvariantError, Outcome, run_world

@@ -1,4 +1,4 @@
-"""`python -m simulation.replicas`: replay one seed, or run many; see `simulation.seed_runs`."""
+"""`python -m simulation.replicas`: replay one seed or run many, see `simulation.seed_runs`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,23 @@ PROGRAM = SeedProgram(
     name=World.NAME,
     description="simulate the replication of partitions",
     run_seed=run_seed,
-    told=(
+    summary_counts=(
         *("elections", "elections by log end", "unclean elections"),
         *("partitions without leader", "controller elections"),
-        *("ISR shrinks", "ISR expansions", "truncations", "records truncated", "losses as the rules allow"),
+        *("ISR shrinks", "ISR expansions", "truncations", "records truncated", "allowed losses"),
         *("faults", "crashes", "power cuts", "clean stops", "wipes", "processes failed", "starts failed"),
-        *("messages", "messages lost", "messages doubled", "metadata batches lost"),
+        *("messages", "messages lost", "messages duplicated", "metadata batches lost"),
         *("batches sent", "batches acknowledged", "acknowledged with acks=all", "committed", "records consumed"),
-        *("reads of leaders", "reads of followers", "consumer Redirected", "consumer Left", "consumer OffsetReset"),
+        *(
+            "reads of leaders",
+            "reads of followers",
+            "consumer Redirected",
+            "consumer LeftFollower",
+            "consumer OffsetReset",
+        ),
         "consumer TruncationFound",
     ),
-    points=("crash at ", "fault "),
+    summary_prefixes=("crash at ", "fault "),
 )
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""One simulated broker: the parts of `kipmesh.broker` put together as `BrokerNode` does, on a disk that may fail.
+"""One simulated broker: production parts of `kipmesh.broker`, assembled as in `BrokerNode`, on a disk that may fail.
 
-What is not here: gRPC (`transport`), the driver of the metadata quorum's Raft and its loader (`quorum`), the disk's
-thread, HTTP. Everything else that decides about a partition is the production object.
+Replaced are gRPC (`transport`), the Raft driver and loader of the metadata quorum (`quorum`), the disk thread, and
+HTTP. All other objects that decide about partitions are production code.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ from kipmesh.transport.grpc.server import RequestContext
 from kipmesh.transport.pipeline import pipeline_of
 from simulation.engine import WALL_MS, Action, Engine
 from simulation.faulty_fs import FaultyFileSystem
-from simulation.replicas.checker import Checker, Hosted, Seen
+from simulation.replicas.checker import Checker, Hosted, ReplicaState
 from simulation.replicas.loop import SimLoop
 from simulation.replicas.quorum import Quorum
 from simulation.replicas.settings import DATA, LISTENER, Settings, address_of
 from simulation.replicas.transport import Process
 
 CRASH_POINTS = ("appended", "truncated", "leader", "follower", "high watermark moved")
-"""What a process may have just done when it crashes."""
+"""Changes of a replica right after which the process can crash."""
 _Result = TypeVar("_Result")
 
 
 class _Metrics(BrokerMetrics):
-    """Of all brokers: nobody reads them."""
+    """Metrics of all brokers, which nothing reads."""
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """None that could be computed."""
+        """Ignore computed gauges."""
 
 
 _METRICS = _Metrics(CollectorRegistry())
 
 
 class SimDisk(Disk):
-    """The disk's thread: work is done in order, each after some virtual time."""
+    """Disk thread that runs work in order, with random durations in virtual time."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -79,11 +79,11 @@ class SimDisk(Disk):
         return work()
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""
 
 
 class Parts:
-    """What one process of a broker is made of."""
+    """The parts of one process of a broker."""
 
     def __init__(self, broker: SimBroker, process: Process, manager: LogManager) -> None:
         config, now_ms, wall_ms = broker.config, process.loop.now_ms, broker.wall_ms
@@ -93,7 +93,7 @@ class Parts:
         self.image = MetadataImage()
         self.applied = 0
         self.available = 0
-        self.news = asyncio.Event()
+        self.metadata_changed = asyncio.Event()
         self.tasks: list[asyncio.Task[None]] = []
         self.disk = SimDisk(broker.engine)
         self.hosted_replicas = HostedReplicas(MetadataImage())
@@ -103,30 +103,30 @@ class Parts:
         self.channel = ControllerChannel(config.voters, pool)
         self.isolation = Isolation(self.hosted_replicas, config.broker_session_timeout_ms, now_ms)
         self.sessions = make_session_cache(config, self.dirty_replicas.subscriptions, self.hosted_replicas)
-        self.replica_manager = ReplicaManager(
-            config,
-            self.hosted_replicas,
-            self.dirty_replicas,
-            manager,
-            self.disk,
-            pool,
-            _METRICS,
-            wall_ms,
-            now_ms,
-            lambda: self.lifecycle.broker_epoch,
-            self._task_done,
-        )
         self.log_dirs = LogDirs(
-            config.node_id,
-            manager,
-            self.disk,
-            self.channel,
-            lambda: self.lifecycle.broker_epoch,
-            self.replica_manager.drop_failed,
-            lambda error: broker.failed(process, error),
+            broker_id=config.node_id,
+            log_manager=manager,
+            disk=self.disk,
+            channel=self.channel,
+            broker_epoch=lambda: self.lifecycle.broker_epoch,
+            on_failure=lambda error: broker.failed(process, error),
+            on_change=lambda: self.lifecycle.heartbeat_due.set(),
         )
-        self.replica_manager.on_found = self.log_dirs.found
-        self.publisher = MetadataPublisher(config.node_id, self.replica_manager, self._published)
+        self.replica_manager = ReplicaManager(
+            config=config,
+            hosted_replicas=self.hosted_replicas,
+            dirty_replicas=self.dirty_replicas,
+            log_manager=manager,
+            disk=self.disk,
+            pool=pool,
+            metrics=_METRICS,
+            now_ms=wall_ms,
+            monotonic_ms=now_ms,
+            broker_epoch=lambda: self.lifecycle.broker_epoch,
+            on_task_done=self._task_done,
+            log_dirs=self.log_dirs,
+        )
+        self.publisher = MetadataPublisher(config.node_id, self.replica_manager, self._on_published)
         self.isr_changes = IsrChanges(
             config.node_id, self.hosted_replicas, self.channel, _METRICS, lambda: self.lifecycle.broker_epoch, now_ms
         )
@@ -139,9 +139,8 @@ class Parts:
             previous_broker_epoch=manager.clean_shutdown_epoch,
             metadata_offset=lambda: self.publisher.published_offset,
             log_ends=self.replica_manager.log_ends,
-            folders=manager.directories,
+            directories=manager.directories,
         )
-        self.log_dirs.on_change = self.lifecycle.beat_now
         self.maintenance = Maintenance(
             config, self.hosted_replicas, self.dirty_replicas, manager, self.disk, self.isr_changes, wall_ms, now_ms
         )
@@ -149,7 +148,7 @@ class Parts:
         process.pipeline = pipeline_of({"Broker": self._service()})
 
     def _service(self) -> SimpleNamespace:
-        """The gRPC service Broker; produced batches go by the checker."""
+        """Return the gRPC service Broker. The checker sees produced batches."""
         config, now_ms = self.broker.config, self.process.loop.now_ms
         hosted, disk = self.hosted_replicas, self.disk
         self._produce_handler = ProduceHandler(config, hosted, _METRICS, disk, self.broker.wall_ms)
@@ -175,17 +174,17 @@ class Parts:
     async def _produce(self, request: ProduceRequest, context: RequestContext) -> ProduceResponse:
         response = await self._produce_handler.produce(request, context)
         if request.acks == -1:
-            self.broker.look()
-            self.broker.checker.produced(self.broker.node_id, request, response)
+            self.broker.check_replicas()
+            self.broker.checker.check_produced(self.broker.node_id, request, response)
         return response
 
     def start(self) -> None:
-        """Begin, on the process's loop."""
+        """Start all tasks on the loop of the process."""
         self._spawn(self._live(), "lifecycle")
         self._spawn(self._load(), "loader")
         self._spawn(self.isolation.run(), "isolation")
         self._spawn(self.isr_changes.run(), "isr-changes")
-        self._spawn(self.log_dirs.run(), "log-dirs")
+        self._spawn(self.log_dirs.run(self.replica_manager.drop_failed), "log-dirs")
         self._spawn(self.maintenance.run(), "maintenance")
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -200,17 +199,17 @@ class Parts:
     async def _live(self) -> None:
         await self.lifecycle.register([self.broker.listener])
         self.publisher.registered(self.lifecycle.broker_epoch)
-        await self.lifecycle.beat()
+        await self.lifecycle.send_heartbeats()
 
-    async def _published(self) -> None:
+    async def _on_published(self) -> None:
         self.lifecycle.metadata_advanced()
 
     async def _load(self) -> None:
-        """In the place of `MetadataLoader`: apply what is committed, as far as it was heard."""
+        """Apply committed metadata of which the broker was notified, in place of `MetadataLoader`."""
         quorum = self.broker.quorum
         while True:
-            await self.news.wait()
-            self.news.clear()
+            await self.metadata_changed.wait()
+            self.metadata_changed.clear()
             delta = MetadataDelta()
             for entry in quorum.committed[self.applied : self.available]:
                 self.image.replay(entry.batch, delta)
@@ -226,7 +225,7 @@ class Parts:
         return me is not None and me.broker_epoch == self.lifecycle.broker_epoch and not me.fenced
 
     def begin_stop(self) -> None:
-        """As on SIGTERM."""
+        """Stop as on SIGTERM."""
         self.process.loop.create_task(self._stop()).add_done_callback(self._task_done)
 
     async def _stop(self) -> None:
@@ -249,7 +248,7 @@ class Parts:
 
 
 class SimBroker:
-    """See the module. It outlives its processes, as a machine does."""
+    """One simulated broker, see the module. It outlives its processes."""
 
     def __init__(self, quorum: Quorum, settings: Settings, checker: Checker, node_id: int) -> None:
         self.quorum = quorum
@@ -266,26 +265,31 @@ class SimBroker:
         self.parts: Parts | None = None
         self.is_stopping = False
         self.crash_point = ""
-        """One of `CRASH_POINTS`: the process ends when it has done that."""
-        self._heard: tuple[int, Voter | None, int] = (0, None, 0)
-        quorum.listeners[node_id] = self._hear
+        """The process crashes after a change in `CRASH_POINTS`."""
+        self._metadata_state: tuple[int, Voter | None, int] = (0, None, 0)
+        quorum.listeners[node_id] = self._on_notification
 
     def wall_ms(self) -> int:
-        """The wall clock."""
+        """Return the wall clock (ms)."""
         return WALL_MS + int(self.engine.now_ms)
 
     @property
     def process(self) -> Process | None:
-        """The one that runs."""
+        """The running process, or None."""
         return self.parts.process if self.parts is not None else None
 
     @property
+    def is_up(self) -> bool:
+        """Whether a process runs, paused or not."""
+        return self.parts is not None
+
+    @property
     def is_paused(self) -> bool:
-        """Whether its process is stopped, as by SIGSTOP."""
-        return self.parts is not None and self.parts.process.loop.is_stopped
+        """Whether the process is stopped by SIGSTOP."""
+        return self.parts is not None and self.parts.process.loop.is_paused
 
     def boot(self) -> None:
-        """Start a process on what the disk has; later again when the disk does not let it."""
+        """Start a process on the current disk. Retries later if the disk fails."""
         if self.parts is not None:
             return
         self.is_stopping = False
@@ -297,7 +301,7 @@ class SimBroker:
             cluster_id=self.config.cluster_id,
             node_id=self.node_id,
             defaults=self.config.topic_defaults(),
-            on_directory_failed=lambda path, error: self._folder_failed(process, path, error),
+            on_directory_failed=lambda path, error: self._on_directory_failed(process, path, error),
         )
         try:
             manager.load(self.wall_ms())
@@ -311,27 +315,27 @@ class SimBroker:
 
     def _start(self, process: Process, manager: LogManager) -> None:
         self.parts = Parts(self, process, manager)
-        self.checker.started(self.parts.hosted)
+        self.checker.check_start(self.parts.hosted)
         self.parts.start()
-        self._take_news()
+        self._apply_notification()
 
     def _stepped(self) -> None:
-        """After each step of the process."""
-        self.look()
+        """Check the broker after each step of the process."""
+        self.check_replicas()
         self.engine.check_problems()
 
-    def look(self) -> None:
-        """Check the replicas; the process may be due to crash for what they did."""
+    def check_replicas(self) -> None:
+        """Check the replicas, and crash if one passed the crash point."""
         if self.parts is None:
             return
-        for before, now in self.checker.look(self.parts.hosted):
+        for before, now in self.checker.check_replicas(self.parts.hosted):
             if self.crash_point and _has_passed(self.crash_point, before, now):
                 self.counts[f"crash at {self.crash_point}"] += 1
                 self.crash_point = ""
                 self.engine.after(0, partial(self.crash, power=self.engine.rng.random() < 0.5))
 
     def crash(self, *, power: bool) -> None:
-        """End the process, if there is one; it restarts some time later."""
+        """End the process, if one runs. It restarts later."""
         if self.parts is not None:
             self.counts["crashes"] += 1
             self.counts["power cuts"] += power
@@ -339,22 +343,22 @@ class SimBroker:
             self.stop(power=power, restart_ms=rng.choice((30, 300, 2500)) * rng.uniform(0.5, 1.5))
 
     def pause(self) -> Action:
-        """Stop the process, as SIGSTOP does; call the result to resume it."""
+        """Pause the process as SIGSTOP does. Return the action that resumes it."""
         if self.process is None:
             return lambda: None
         loop = self.process.loop
-        loop.is_stopped = True
-        return loop.go_on
+        loop.is_paused = True
+        return loop.resume
 
     def _boot_later(self, delay_ms: float) -> None:
         self.engine.after(delay_ms, self.boot)
 
-    def _folder_failed(self, process: Process, path: str, error: StorageError) -> None:
+    def _on_directory_failed(self, process: Process, path: str, error: StorageError) -> None:
         if self.parts is not None and self.process is process and not process.loop.is_dead:
-            self.parts.log_dirs.failed(path, error)
+            self.parts.log_dirs.directory_failed(path, error)
 
     def failed(self, process: Process, error: BaseException) -> None:
-        """A task or a log failed: the process ends, and another one begins."""
+        """Restart the process after a task or log failed."""
         if not isinstance(error, KafkaError):
             self.engine.report(f"broker {self.node_id} failed: {error!r}")
         self.counts["processes failed"] += 1
@@ -366,9 +370,9 @@ class SimBroker:
         self.engine.after(0, end)
 
     def stop(self, *, power: bool = False, restart_ms: float | None = None) -> None:
-        """End the process; without power the disk forgets what was not synced."""
+        """End the process. `power`: lose unsynced data. `restart_ms`: delay of the restart."""
         parts = self.parts
-        self.checker.ended(self.node_id, power=power)
+        self.checker.process_ended(self.node_id, power=power)
         if parts is not None:
             parts.process.end()
             parts.manager.abandon()
@@ -379,56 +383,56 @@ class SimBroker:
             self._boot_later(restart_ms)
 
     def shut_down(self) -> None:
-        """Stop as on SIGTERM; it comes back."""
+        """Stop as on SIGTERM, and restart later."""
         parts = self.parts
         if parts is not None and not self.is_stopping:
             self.is_stopping = True
             parts.process.loop.deliver(parts.begin_stop)
 
     def stopped(self, process: Process) -> None:
-        """The last of a clean stop was done."""
+        """Complete a clean stop."""
 
         def end() -> None:
             if self.process is process:
                 self.counts["clean stops"] += 1
-                self.checker.ended(self.node_id, power=False)
+                self.checker.process_ended(self.node_id, power=False)
                 process.end()
                 if self.parts is not None:
-                    self.parts.manager.abandon()  # a full disk may have kept it from being closed
+                    self.parts.manager.abandon()  # a full disk may have prevented the close
                 self.parts = None
                 self._boot_later(self.rng.uniform(50, 2000))
 
         self.engine.after(0, end)
 
     def wipe(self) -> None:
-        """An empty disk in place of this one."""
+        """Replace the disk by an empty one."""
         self.stop(restart_ms=self.rng.uniform(50, 1500))
         self.fs = FaultyFileSystem()
-        self.checker.forgot(self.node_id)
+        self.checker.disk_lost(self.node_id)
 
-    def _hear(self, available: int, leader: Voter | None, epoch: int) -> None:
-        self._heard = (available, leader, epoch)
+    def _on_notification(self, available: int, leader: Voter | None, epoch: int) -> None:
+        self._metadata_state = (available, leader, epoch)
         if self.process is not None:
-            self.process.loop.deliver(self._take_news)
+            self.process.loop.deliver(self._apply_notification)
 
-    def _take_news(self) -> None:
+    def _apply_notification(self) -> None:
         parts = self.parts
         if parts is None:
             return
-        available, leader, epoch = self._heard
+        available, leader, epoch = self._metadata_state
         parts.channel.leader_changed(leader)
         parts.isolation.controller_changed(leader.id if leader is not None else -1, epoch)
         if available > parts.available:
             parts.available = available
-            parts.news.set()
+            parts.metadata_changed.set()
 
 
-def _has_passed(point: str, before: Seen, now: Seen) -> bool:
-    passed = {
+def _has_passed(point: str, before: ReplicaState, now: ReplicaState) -> bool:
+    has_passed = {
         "appended": now.log_end > before.log_end,
         "truncated": now.log_end < before.log_end,
         "leader": now.is_leader and now.leader_epoch > before.leader_epoch,
         "follower": not now.is_leader and now.leader_epoch > before.leader_epoch,
         "high watermark moved": now.high_watermark > before.high_watermark,
     }
-    return passed[point]
+    return has_passed[point]

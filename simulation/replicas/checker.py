@@ -1,20 +1,18 @@
-"""What must never happen in a run, looked at after every step of a broker ("Log truth", 392-10).
+"""Checks the rules of "Log truth" (392-10) after every step of a broker.
 
-- What is below the high watermark of a leader is committed: no later leader lacks it, no replica has anything else
-  below its own high watermark, and every member of the ISR has it. The rules allow two losses: when no clean member of
-  the ISR is left, the greatest log of the last ISR leads, and what none of those has is gone; and an unclean election,
-  where the topic allows one.
-- What was acknowledged with acks=all was committed then, on min.insync.replicas at least, and is there at the end.
-- One leader an epoch; leader and partition epochs rise; leaders are elected out of the ISR.
-- A replica's high watermarks never go back within one leadership.
-- A log that is recovered has what was durable, after a killed process all that there was.
-- A consumer gets each offset once, in order, and nothing that is not committed; it is reset, or told of a truncation,
-  only for records that are gone indeed.
-- After the last fault everything heals.
+- Records below a leader's high watermark are committed: later leaders and all ISR members have them, and replicas have
+  nothing else below their high watermark. Two losses are permitted: when no clean ISR member is left, the longest log
+  of the last ISR is elected; and unclean elections of topics that enable them.
+- Records acknowledged with acks=all are committed on at least min.insync.replicas, and exist at the end.
+- A leader epoch has one leader, elected from the ISR. Leader and partition epochs rise. High watermarks of a replica
+  never decrease within a leader epoch. A recovered log has all durable records, after a kill all records.
+- A consumer receives committed records once and in order. Resets and truncations are reported only for lost records.
+- After the last fault, all partitions recover.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -31,36 +29,36 @@ from kipmesh.messages import ProduceRequest, ProduceResponse
 from kipmesh.storage.log_manager import LogManager
 from simulation.engine import Engine
 from simulation.replicas.settings import TOPIC, Settings
-from simulation.replicas.shadow import NOTHING_SURVIVES, Cut, Entry, Shadow, Truth, content
+from simulation.replicas.shadow import NOTHING_SURVIVES, CommittedLog, Entry, Loss, Shadow, content
 
-Where = tuple[int, int]
-"""Broker and partition."""
+ReplicaKey = tuple[int, int]
+"""Broker id and partition."""
 
 
-class Seen(NamedTuple):
-    """What a replica was when it was looked at last."""
+class ReplicaState(NamedTuple):
+    """State of a replica at one check."""
 
     log_end: int
     generation: int
     high_watermark: int
-    told: int
+    leader_high_watermark: int
     leader_epoch: int
     is_leader: bool
 
 
 class Reading(Protocol):
-    """A consumer, as the checker sees it."""
+    """The parts of a consumer that the checker needs."""
 
     name: str
     partition: int
     reader: PartitionReader
     high_watermark: int
-    """The highest that it was told."""
+    """The highest received high watermark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
-    """A broker's running process, as the checker sees it."""
+    """The parts of a running broker process that the checker needs."""
 
     node_id: int
     manager: LogManager
@@ -69,7 +67,7 @@ class Hosted:
 
 
 class Checker:
-    """See the module."""
+    """Checks the rules of the module. `check_` methods raise InvariantError."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self.engine = engine
@@ -77,33 +75,27 @@ class Checker:
         self.fail = engine.fail
         self.settings = settings
         self.image = MetadataImage()
-        """Of the metadata that is committed."""
+        """Image of the committed metadata."""
         self.brokers: dict[int, Hosted] = {}
-        """Running processes."""
-        self.truths = [Truth() for _ in range(settings.partitions)]
-        self.shadows: dict[Where, Shadow] = {}
-        self.ever: dict[Where, set[tuple[int, Entry]]] = {}
-        """All that a broker ever had."""
-        self.durable: dict[Where, int] = {}
-        """What of a log must be there when it is loaded next."""
-        self.seen: dict[Where, Seen] = {}
+        """Running processes by broker id."""
+        self.committed = [CommittedLog() for _ in range(settings.partitions)]
+        self.shadows: defaultdict[ReplicaKey, Shadow] = defaultdict(Shadow)
+        self.stored: defaultdict[ReplicaKey, set[tuple[int, Entry]]] = defaultdict(set)
+        """All records that a broker ever stored."""
+        self.durable: dict[ReplicaKey, int] = {}
+        """End offsets that the next loaded log must reach."""
+        self.seen: dict[ReplicaKey, ReplicaState] = {}
         self.committed_ms = 0.0
-        """When anything was committed last."""
-
-    def _shadow(self, where: Where) -> Shadow:
-        shadow = self.shadows.get(where)
-        if shadow is None:
-            shadow = self.shadows[where] = Shadow()
-        return shadow
+        """Time of the last commit."""
 
     # -- metadata
 
     def state(self, partition: int) -> PartitionState | None:
-        """What is committed about a partition."""
+        """Return the committed state of a partition, or None."""
         return self.image.partition(self.settings.topic_id, partition)
 
     def commit_metadata(self, batch: bytes) -> None:
-        """A batch of metadata is committed."""
+        """Apply and check a committed metadata batch."""
         counts, delta = self.counts, MetadataDelta()
         topic = self.image.topics.get(self.settings.topic_id)
         before = dict(topic.partitions) if topic is not None else {}
@@ -113,7 +105,7 @@ class Checker:
             if state is None or old is None:
                 continue
             if state.partition_epoch <= old.partition_epoch or state.leader_epoch < old.leader_epoch:
-                self.fail(f"the epochs of partition {partition} went back: {old} -> {state}")
+                self.fail(f"partition {partition}: an epoch decreased: {old} -> {state}")
             counts["ISR shrinks"] += len(state.isr) < len(old.isr)
             counts["ISR expansions"] += len(state.isr) > len(old.isr)
             if state.leader_epoch != old.leader_epoch and state.leader >= 0:
@@ -123,10 +115,10 @@ class Checker:
             self._check_isr(partition)
 
     def _elected(self, partition: int, old: PartitionState, state: PartitionState) -> None:
-        counts, truth = self.counts, self.truths[partition]
+        counts, committed = self.counts, self.committed[partition]
         counts["elections"] += 1
-        # A loss that the rules allowed may come with this leader, when those before it never began.
-        survivable = min([truth.end, *truth.allowed.values()])
+        # A loss permitted for an earlier leader that never started may happen with this one.
+        survivable = min([committed.end, *committed.allowed.values()])
         if state.leader_recovery_state == RECOVERING and old.leader < 0:
             counts["unclean elections"] += 1
             if not self.settings.is_unclean:
@@ -135,21 +127,21 @@ class Checker:
         elif not old.isr:
             counts["elections by log end"] += 1
             if state.leader not in old.last_isr:
-                self.fail(f"partition {partition}: elected from outside of the last ISR: {old} -> {state}")
+                self.fail(f"partition {partition}: the leader is not from the last ISR: {old} -> {state}")
             survivable = max(self._common(member, partition) for member in old.last_isr)
         elif state.leader not in old.isr:
-            self.fail(f"partition {partition}: elected from outside of the ISR: {old} -> {state}")
-        truth.survivable[state.leader_epoch] = survivable
-        if survivable < truth.end:
-            truth.allowed[state.leader_epoch] = survivable
+            self.fail(f"partition {partition}: the leader is not from the ISR: {old} -> {state}")
+        committed.survivable[state.leader_epoch] = survivable
+        if survivable < committed.end:
+            committed.allowed[state.leader_epoch] = survivable
 
     def _common(self, broker_id: int, partition: int) -> int:
-        """How much of what is committed a broker has."""
-        truth, shadow = self.truths[partition], self._shadow((broker_id, partition))
-        return shadow.agrees(truth, min(shadow.end, truth.end))
+        """Return the end offset up to which a broker has the committed records."""
+        committed, shadow = self.committed[partition], self.shadows[broker_id, partition]
+        return shadow.matching_end(committed, min(shadow.end, committed.end))
 
     def _check_isr(self, partition: int) -> None:
-        """Every member of the ISR has what the leader says is committed."""
+        """Check that every ISR member has all records below the leader's high watermark."""
         state = self.state(partition)
         if state is None or state.leader < 0:
             return
@@ -164,8 +156,8 @@ class Checker:
             is_current = self.brokers[member].lifecycle.broker_epoch == broker.broker_epoch
             if is_current and replica.log.log_end_offset < end:
                 self.fail(
-                    f"partition {partition}: broker {member} is in the ISR {state.isr} and ends at "
-                    f"{replica.log.log_end_offset}, the leader's high watermark is {end}"
+                    f"partition {partition}: log end {replica.log.log_end_offset} of broker {member} in the ISR "
+                    f"{state.isr} is below the leader's high watermark {end}"
                 )
 
     def _replica(self, broker_id: int, partition: int) -> Replica | None:
@@ -174,270 +166,287 @@ class Checker:
 
     # -- brokers' processes
 
-    def started(self, broker: Hosted) -> None:
-        """A process begins with what is on its disk."""
+    def check_start(self, broker: Hosted) -> None:
+        """Check the logs of a started process: durable records exist."""
         self.brokers[broker.node_id] = broker
         for partition in range(self.settings.partitions):
-            where = (broker.node_id, partition)
-            self.seen.pop(where, None)
-            floor, before = self.durable.pop(where, 0), self.shadows.pop(where, Shadow())
+            key = (broker.node_id, partition)
+            self.seen.pop(key, None)
+            floor, before = self.durable.pop(key, 0), self.shadows.pop(key, Shadow())
             log = broker.manager.get(TOPIC, partition)
             if log is not None and not log.topic_id:
-                log = None  # a power cut took the file with the id: nobody can tell whose it is, and it is set aside
-            now = self._shadow(where)
+                log = None  # a power failure destroyed the topic id, so that the log is set aside
+            now = self.shadows[key]
             now.generation = -1
             if log is not None:
-                now.take(log)
+                now.follow(log)
             now.may_differ_from = before.may_differ_from
             for offset in range(max(before.base, now.base), min(floor, before.end)):
                 if offset >= now.end or now.entries[offset - now.base] != before.entries[offset - before.base]:
-                    self.fail(f"broker {broker.node_id} lost durable offset {offset} of {partition}: ends at {now.end}")
+                    self.fail(f"broker {broker.node_id} lost durable offset {offset} of {partition} with end {now.end}")
 
-    def ended(self, node_id: int, *, power: bool) -> None:
-        """A process ends, if there is one; without power only what is durable stays."""
+    def process_ended(self, node_id: int, *, power: bool) -> None:
+        """Record which records must survive the end of a process, if one runs."""
         broker = self.brokers.pop(node_id, None)
         if broker is None:
             if power:
-                self.forgot(node_id)
+                self.disk_lost(node_id)
             return
         for (_, partition), log in broker.manager.logs.items():
-            if log.failed is None and log.topic_id:  # without the id it is nobody's; see `started`
+            if log.failed is None and log.topic_id:  # logs without id are set aside, see `check_start`
                 if not log.durability.generation & 1:
-                    self._shadow((node_id, partition)).take(log)
+                    self.shadows[node_id, partition].follow(log)
                 self.durable[node_id, partition] = log.recovery_point if power else log.log_end_offset
 
-    def forgot(self, node_id: int) -> None:
-        """A disk was replaced, or lost its power between two processes."""
+    def disk_lost(self, node_id: int) -> None:
+        """Expect no records of this broker: its disk was replaced, or lost power between two processes."""
         for partition in range(self.settings.partitions):
             self.durable.pop((node_id, partition), None)
 
-    def look(self, broker: Hosted) -> list[tuple[Seen, Seen]]:
-        """Check the replicas of a broker; what has changed is returned as (before, now)."""
+    def check_replicas(self, broker: Hosted) -> list[tuple[ReplicaState, ReplicaState]]:
+        """Check the replicas of a broker. Return (before, now) of those that changed."""
         changes = []
         for replica in broker.hosted_replicas:
             if not replica.log.durability.generation & 1:
-                before, now = self._look(broker.node_id, replica)
+                before, now = self._check_changes(broker.node_id, replica)
                 if before is not None and before != now:
                     changes.append((before, now))
         return changes
 
-    def _look(self, node_id: int, replica: Replica) -> tuple[Seen | None, Seen]:
-        log, where = replica.log, (node_id, replica.partition)
-        now = Seen(
+    def _check_changes(self, node_id: int, replica: Replica) -> tuple[ReplicaState | None, ReplicaState]:
+        log, key = replica.log, (node_id, replica.partition)
+        now = ReplicaState(
             log.log_end_offset,
             log.durability.generation,
             replica.high_watermark,
-            replica.told_high_watermark,
+            replica.leader_high_watermark,
             replica.leader_epoch,
             replica.leader is not None,
         )
-        before = self.seen.get(where)
+        before = self.seen.get(key)
         if now != before:
-            self.seen[where] = now
-            truth, shadow = self.truths[replica.partition], self._shadow(where)
+            self.seen[key] = now
+            committed, shadow = self.committed[replica.partition], self.shadows[key]
             if before is not None:
                 self._check_replica(node_id, replica.partition, before, now)
             if log.failed is None:
-                self.ever.setdefault(where, set()).update(shadow.take(log))
+                self.stored[key].update(shadow.follow(log))
             if now.is_leader:
-                self._check_leader(node_id, replica, shadow, truth)
-            self._check_committed(node_id, replica, shadow, truth)
+                self._check_leader(node_id, replica, shadow, committed)
+            self._check_committed(node_id, replica, shadow, committed)
         return before, now
 
-    def _check_replica(self, node_id: int, partition: int, before: Seen, now: Seen) -> None:
-        truth = self.truths[partition]
+    def _check_replica(self, node_id: int, partition: int, before: ReplicaState, now: ReplicaState) -> None:
+        committed = self.committed[partition]
         name = f"partition {partition} on broker {node_id}"
         if now.leader_epoch < before.leader_epoch:
-            self.fail(f"{name}: the leader epoch went back from {before.leader_epoch} to {now.leader_epoch}")
+            self.fail(f"{name}: leader epoch decreased from {before.leader_epoch} to {now.leader_epoch}")
         if now.generation != before.generation and now.log_end < before.log_end:
             self.counts["truncations"] += 1
             self.counts["records truncated"] += before.log_end - now.log_end
-            if truth.cut_epoch < 0 and now.log_end < before.high_watermark:
-                self.fail(f"{name}: cut to {now.log_end}, below its high watermark {before.high_watermark}")
-        if truth.cut_epoch >= 0:
+            if committed.loss_epoch < 0 and now.log_end < before.high_watermark:
+                self.fail(f"{name}: truncated to {now.log_end}, below its high watermark {before.high_watermark}")
+        if committed.loss_epoch >= 0:
             return
         if now.high_watermark < before.high_watermark:
-            self.fail(f"{name}: the high watermark went back from {before.high_watermark} to {now.high_watermark}")
+            self.fail(f"{name}: high watermark decreased from {before.high_watermark} to {now.high_watermark}")
         is_same = (now.leader_epoch, now.is_leader) == (before.leader_epoch, before.is_leader)
-        if is_same and now.told < before.told:
-            self.fail(f"{name}: the high watermark that is told went back from {before.told} to {now.told}")
+        if is_same and now.leader_high_watermark < before.leader_high_watermark:
+            self.fail(
+                f"{name}: leader's high watermark decreased from {before.leader_high_watermark} "
+                f"to {now.leader_high_watermark}"
+            )
 
-    def _check_leader(self, node_id: int, replica: Replica, shadow: Shadow, truth: Truth) -> None:
+    def _check_leader(self, node_id: int, replica: Replica, shadow: Shadow, committed: CommittedLog) -> None:
         epoch, partition = replica.leader_epoch, replica.partition
-        first = truth.leaders.setdefault(epoch, node_id)
+        first = committed.leaders.setdefault(epoch, node_id)
         if first != node_id:
-            self.fail(f"partition {partition}: brokers {first} and {node_id} lead in epoch {epoch}")
-        if epoch in truth.survivable:
-            self._leader_began(node_id, partition, epoch, shadow, truth)
+            self.fail(f"partition {partition}: leader epoch {epoch} has the leaders {first} and {node_id}")
+        if epoch in committed.survivable:
+            self._check_new_leader(node_id, partition, epoch, shadow, committed)
         end = replica.high_watermark
-        if end > truth.end and epoch >= truth.cut_epoch:
+        if end > committed.end and epoch >= committed.loss_epoch:
             self.committed_ms = self.engine.now_ms
-            truth.entries += shadow.entries[truth.end - shadow.base : end - shadow.base]
-            self._check_copies(partition, end - 1, truth)
+            committed.entries += shadow.entries[committed.end - shadow.base : end - shadow.base]
+            self._check_copies(partition, end - 1, committed)
         self._check_isr(partition)
 
-    def _leader_began(self, node_id: int, partition: int, epoch: int, shadow: Shadow, truth: Truth) -> None:
-        survivable = truth.survivable.pop(epoch)
-        truth.allowed = {later: value for later, value in truth.allowed.items() if later > epoch}
-        common = shadow.agrees(truth, min(shadow.end, truth.end))
-        if common < survivable and epoch >= truth.cut_epoch:
+    def _check_new_leader(
+        self, node_id: int, partition: int, epoch: int, shadow: Shadow, committed: CommittedLog
+    ) -> None:
+        survivable = committed.survivable.pop(epoch)
+        committed.allowed = {later: value for later, value in committed.allowed.items() if later > epoch}
+        common = shadow.matching_end(committed, min(shadow.end, committed.end))
+        if common < survivable and epoch >= committed.loss_epoch:
             self.fail(
-                f"partition {partition}: broker {node_id} leads in epoch {epoch} with {shadow.end} records, of "
-                f"{truth.end} committed it has {common}; {survivable} had to survive"
+                f"partition {partition}: leader {node_id} of epoch {epoch} with log end {shadow.end} has the committed "
+                f"records up to {common} of {committed.end}, but those up to {survivable} must survive"
             )
-        # Behind an unclean leader's back one of an older epoch may go on for a while: that is lost, too, when it comes.
-        if survivable == NOTHING_SURVIVES or (common < truth.end and epoch >= truth.cut_epoch):
-            self._lose(partition, common, epoch, truth)
-            shadow.may_differ_from = None if epoch == truth.cut_epoch else common
+        # After an unclean election a leader of an older epoch may continue to commit. These records are lost as well.
+        if survivable == NOTHING_SURVIVES or (common < committed.end and epoch >= committed.loss_epoch):
+            self._lose(partition, common, epoch, committed)
+            shadow.may_differ_from = None if epoch == committed.loss_epoch else common
 
-    def _lose(self, partition: int, common: int, epoch: int, truth: Truth) -> None:
-        """An unclean leader has nothing from `common` on; of an epoch that is over, only that."""
-        truth.floor = min(truth.floor, common)
+    def _lose(self, partition: int, common: int, epoch: int, committed: CommittedLog) -> None:
+        """Record a permitted loss from offset `common`.
+
+        A loss of an earlier epoch does not change the committed records.
+        """
+        committed.first_lost = min(committed.first_lost, common)
         for (_, other), each in self.shadows.items():
             if other == partition:
                 each.verified = min(each.verified, common)
                 known = each.may_differ_from
                 each.may_differ_from = common if known is None else min(known, common)
-        if epoch >= truth.cut_epoch:
-            self.counts["records lost as the rules allow"] += truth.end - common
-            self.counts["losses as the rules allow"] += truth.end > common
-            truth.cuts.append(Cut(common, epoch))
-            del truth.entries[common:]
+        if epoch >= committed.loss_epoch:
+            self.counts["allowed lost records"] += committed.end - common
+            self.counts["allowed losses"] += committed.end > common
+            committed.losses.append(Loss(common, epoch))
+            del committed.entries[common:]
 
-    def _check_copies(self, partition: int, offset: int, truth: Truth) -> None:
-        """What is committed is, or was, on as many replicas as `min.insync.replicas` says."""
+    def _check_copies(self, partition: int, offset: int, committed: CommittedLog) -> None:
+        """Check that a committed record is or was on at least `min.insync.replicas` replicas."""
         state = self.state(partition)
-        wanted = min(self.settings.min_isr, len(state.replicas) if state is not None else 0)
-        entry = (offset, truth.entries[offset])
-        have = sum(entry in found for (_, other), found in self.ever.items() if other == partition)
-        if have < wanted:
-            self.fail(f"partition {partition}: offset {offset} is committed on {have} replicas, {wanted} are needed")
+        needed = min(self.settings.min_isr, len(state.replicas) if state is not None else 0)
+        entry = (offset, committed.entries[offset])
+        copies = sum(entry in stored for (_, other), stored in self.stored.items() if other == partition)
+        if copies < needed:
+            self.fail(f"partition {partition}: committed offset {offset} has {copies} copies, needs {needed}")
 
-    def _check_committed(self, node_id: int, replica: Replica, shadow: Shadow, truth: Truth) -> None:
-        """Below its own high watermark a replica has what is committed, and nothing else.
+    def _check_committed(self, node_id: int, replica: Replica, shadow: Shadow, committed: CommittedLog) -> None:
+        """Check that a replica has exactly the committed records below its high watermark.
 
-        What is below its log start was deleted: a follower may have had something else there that nobody can tell.
+        Records below its log start are deleted; a follower may have stored others there.
         """
-        shadow.verified = max(shadow.verified, min(replica.log.log_start_offset, truth.end, shadow.end))
+        shadow.verified = max(shadow.verified, min(replica.log.log_start_offset, committed.end, shadow.end))
         end = min(replica.high_watermark, shadow.end)
         lost_from = shadow.may_differ_from
         if lost_from is not None:
-            agreed = shadow.agrees(truth, min(end, truth.end))
+            agreed = shadow.matching_end(committed, min(end, committed.end))
             if agreed > max(lost_from, shadow.base, replica.log.log_start_offset):
-                # Something of what came after the loss, or only of what an unclean leader brought back?
-                is_new = truth.entries[agreed - 1][0] >= truth.cut_epoch
+                # Records after the loss, or only lost records that an unclean leader restored?
+                is_new = committed.entries[agreed - 1][0] >= committed.loss_epoch
                 shadow.may_differ_from = None if is_new else agreed
         if shadow.may_differ_from is not None:
             end = min(end, shadow.may_differ_from)
-        elif truth.cuts and replica.leader_epoch < truth.cut_epoch:
-            end = min(end, truth.floor)
+        elif committed.losses and replica.leader_epoch < committed.loss_epoch:
+            end = min(end, committed.first_lost)
         if end <= shadow.verified:
             return
         name = f"partition {replica.partition} on broker {node_id}"
-        if end > truth.end:
-            self.fail(f"{name}: high watermark {replica.high_watermark}, but {truth.end} are committed")
-        same = shadow.agrees(truth, end)
+        if end > committed.end:
+            self.fail(f"{name}: high watermark {replica.high_watermark} exceeds the committed end {committed.end}")
+        same = shadow.matching_end(committed, end)
         if same < end:
-            mine, other = shadow.entries[same - shadow.base], truth.entries[same]
-            self.fail(f"{name}: offset {same} below the high watermark is {mine}, committed is {other}")
+            stored, expected = shadow.entries[same - shadow.base], committed.entries[same]
+            self.fail(f"{name}: offset {same} below the high watermark is {stored}, but {expected} is committed")
         shadow.verified = end
 
     # -- producers
 
-    def produced(self, node_id: int, request: ProduceRequest, response: ProduceResponse) -> None:
-        """A broker is about to answer a produce request with acks=all."""
-        for topic, answers in zip(request.topic_data, response.responses, strict=True):
-            for data, answer in zip(topic.partition_data, answers.partition_responses, strict=True):
-                if not answer.error_code:
-                    self._acknowledging(node_id, data.index, answer.base_offset, data.records)
+    def check_produced(self, node_id: int, request: ProduceRequest, response: ProduceResponse) -> None:
+        """Check a Produce response with acks=all before it is sent."""
+        for topic, results in zip(request.topic_data, response.responses, strict=True):
+            for data, result in zip(topic.partition_data, results.partition_responses, strict=True):
+                if not result.error_code:
+                    self._check_committed_batch(node_id, data.index, result.base_offset, data.records)
 
-    def _acknowledging(self, node_id: int, partition: int, base: int, batch: bytes) -> None:
-        truth, header = self.truths[partition], record_batch.parse_header(batch)
+    def _check_committed_batch(self, node_id: int, partition: int, base: int, batch: bytes) -> None:
+        committed, header = self.committed[partition], record_batch.parse_header(batch)
         replica = self._replica(node_id, partition)
-        if truth.cuts and (replica is None or replica.leader_epoch <= truth.cut_epoch or base >= truth.floor):
+        if committed.losses and (
+            replica is None or replica.leader_epoch <= committed.loss_epoch or base >= committed.first_lost
+        ):
             return
         self.counts["acknowledged with acks=all"] += header.record_count
         for delta in range(header.record_count):
             offset = base + delta
-            entry = truth.entries[offset] if offset < truth.end else None
+            entry = committed.entries[offset] if offset < committed.end else None
             if entry is None or entry[1:] != (header.crc, delta):
-                self.fail(f"partition {partition}: offset {offset} is acknowledged and not committed ({entry})")
-            truth.acknowledged[offset] = (entry, len(truth.cuts))
+                self.fail(f"partition {partition}: acknowledged offset {offset} is not committed ({entry})")
+            committed.acknowledged[offset] = (entry, len(committed.losses))
 
-    def acknowledged(self, partition: int, base: int, batch: bytes) -> None:
-        """A producer was told that its batch is committed."""
+    def check_acknowledged(self, partition: int, base: int, batch: bytes) -> None:
+        """Check an acknowledgement that a producer received."""
         self.counts["batches acknowledged"] += 1
-        truth, header = self.truths[partition], record_batch.parse_header(batch)
-        known = truth.acknowledged.get(base)
-        if (known is None or known[0][1:] != (header.crc, 0)) and not truth.cuts:
-            self.fail(f"partition {partition}: a producer was told of offset {base}, a broker was not")
+        committed, header = self.committed[partition], record_batch.parse_header(batch)
+        known = committed.acknowledged.get(base)
+        if (known is None or known[0][1:] != (header.crc, 0)) and not committed.losses:
+            self.fail(f"partition {partition}: no broker acknowledged offset {base} that a producer received")
 
     # -- consumers
 
-    def consumed(self, consumer: Reading, offset: int, position: int, entry: Entry) -> None:
-        """A consumer got a record at `offset`; it waited for the one at `position`."""
-        truth = self.truths[consumer.partition]
+    def check_consumed(self, consumer: Reading, offset: int, position: int, entry: Entry) -> None:
+        """Check a consumed record at `offset`. `position`: the offset that the consumer expects."""
+        committed = self.committed[consumer.partition]
         name = f"{consumer.name} of partition {consumer.partition}"
         self.counts["records consumed"] += 1
         if offset != position:
-            self.fail(f"{name} got offset {offset}, the next was {position}")
-        if offset >= truth.floor and consumer.reader.leader_epoch <= truth.cut_epoch:
+            self.fail(f"{name} received offset {offset}, expected {position}")
+        if offset >= committed.first_lost and consumer.reader.leader_epoch <= committed.loss_epoch:
             return
-        if offset >= truth.end:
-            self.fail(f"{name} got offset {offset}, and {truth.end} are committed")
-        if truth.entries[offset] != entry and offset < truth.floor:
-            self.fail(f"{name} got {entry} at offset {offset}, committed is {truth.entries[offset]}")
+        if offset >= committed.end:
+            self.fail(f"{name} received offset {offset}, beyond the committed end {committed.end}")
+        if committed.entries[offset] != entry and offset < committed.first_lost:
+            self.fail(f"{name} received {entry} at offset {offset}, but {committed.entries[offset]} is committed")
 
-    def consumer_told(self, consumer: Reading, effect: OffsetReset | TruncationFound | RaiseError) -> None:
-        """A consumer is reset, told of a truncation, or of an error."""
-        truth = self.truths[consumer.partition]
+    def check_consumer_effect(self, consumer: Reading, effect: OffsetReset | TruncationFound | RaiseError) -> None:
+        """Check that a reset, truncation or error of a consumer follows a permitted loss or deletion."""
+        committed = self.committed[consumer.partition]
         self.counts[f"consumer {type(effect).__name__}"] += 1
-        if truth.cuts:
+        if committed.losses:
             return
-        if isinstance(effect, OffsetReset) and effect.offset < truth.log_start:
+        if isinstance(effect, OffsetReset) and effect.offset < committed.log_start:
             return
-        self.fail(f"{consumer.name} of partition {consumer.partition}: {effect}, but nothing was lost")
+        self.fail(f"{consumer.name} of partition {consumer.partition}: {effect} without a loss")
 
-    def consumer_high_watermark(self, consumer: Reading) -> None:
-        """392-10."""
+    def check_consumer_high_watermark(self, consumer: Reading) -> None:
+        """Check that a consumer's high watermark does not decrease (392-10)."""
         now, before = consumer.reader.high_watermark, consumer.high_watermark
         consumer.high_watermark = now
-        if now < before and not self.truths[consumer.partition].cuts:
-            self.fail(f"{consumer.name}: the high watermark went back from {before} to {now}")
+        if now < before and not self.committed[consumer.partition].losses:
+            self.fail(f"{consumer.name}: high watermark decreased from {before} to {now}")
 
     # -- at the end
 
-    def converged(self) -> set[int]:
-        """Long after the last fault: led, in sync, equal, and what was acknowledged is there.
+    def check_converged(self) -> set[int]:
+        """Check the end of a run: leaders, complete ISRs, equal logs, and no acknowledged record lost.
 
         Returns the partitions that wait for a lost replica.
         """
-        waiting: set[int] = set()
-        for partition, truth in enumerate(self.truths):
+        blocked: set[int] = set()
+        for partition, committed in enumerate(self.committed):
             state = self.state(partition)
             if state is not None and state.leader < 0 and any(is_lost(state, member) for member in state.last_isr):
-                self.counts["partitions that wait for a lost replica"] += 1  # for good, or till somebody decides
-                waiting.add(partition)
+                self.counts["partitions waiting for a lost replica"] += 1  # until an operator decides
+                blocked.add(partition)
                 continue
             if state is None or state.leader < 0:
                 self.fail(f"partition {partition} has no leader at the end: {state}")
             if set(state.isr) != set(state.replicas):
-                self.fail(f"partition {partition}: the ISR is {state.isr} of {state.replicas} at the end")
-            self._check_equal(partition, state, truth)
-            for offset, (entry, cuts) in truth.acknowledged.items():
-                was_cut = any(cut.offset <= offset for cut in truth.cuts[cuts:])
-                if not was_cut and (offset >= truth.end or truth.entries[offset] != entry):
-                    self.fail(f"partition {partition}: offset {offset} was acknowledged and is gone")
-        return waiting
+                self.fail(f"partition {partition}: ISR {state.isr} at the end lacks some of {state.replicas}")
+            self._check_equal(partition, state, committed)
+            for offset, (entry, losses) in committed.acknowledged.items():
+                was_lost = any(loss.offset <= offset for loss in committed.losses[losses:])
+                if not was_lost and (offset >= committed.end or committed.entries[offset] != entry):
+                    self.fail(f"partition {partition}: acknowledged offset {offset} is lost")
+        return blocked
 
-    def _check_equal(self, partition: int, state: PartitionState, truth: Truth) -> None:
+    def _check_equal(self, partition: int, state: PartitionState, committed: CommittedLog) -> None:
         logs = {}
         for broker_id in state.replicas:
             replica = self._replica(broker_id, partition)
-            if replica is None or replica.log.log_end_offset != truth.end or replica.high_watermark != truth.end:
+            if (
+                replica is None
+                or replica.log.log_end_offset != committed.end
+                or replica.high_watermark != committed.end
+            ):
                 ends = (replica.log.log_end_offset, replica.high_watermark) if replica is not None else None
-                self.fail(f"partition {partition}: broker {broker_id} has {ends} at the end, committed are {truth.end}")
+                self.fail(
+                    f"partition {partition}: broker {broker_id} has (log end, high watermark) {ends}, "
+                    f"expected {committed.end}"
+                )
             logs[broker_id] = replica.log
         start = max(log.log_start_offset for log in logs.values())
         if len({content(log, start) for log in logs.values()}) != 1:
-            self.fail(f"partition {partition}: the logs from {start} to {truth.end} are not the same bytes")
+            self.fail(f"partition {partition}: the logs differ between offsets {start} and {committed.end}")

@@ -1,8 +1,7 @@
-"""An event loop in virtual time: each simulated process has one, and the engine runs them all on one thread.
+"""An event loop in virtual time. Each simulated process has one; the engine runs all of them on one thread.
 
-Production code that awaits runs on it as it is. A process that is stopped (as by SIGSTOP) runs nothing; what comes
-meanwhile waits. One that has died never runs again: its tasks are cancelled while everything that they could still do
-to the world is cut off.
+Production coroutines run on it unchanged. A paused process (SIGSTOP) runs nothing; its events are queued. A dead
+process never runs again: its tasks are cancelled, and their cleanup has no effect outside of the process.
 """
 
 from __future__ import annotations
@@ -17,22 +16,22 @@ from typing import Any
 from simulation.engine import Engine
 
 Work = Callable[[], object]
-_DYING_STEPS = 2000
+_CLEANUP_STEPS_MAX = 2000
 
 
 class SimLoop(asyncio.AbstractEventLoop):
-    """The loop of one process; `after_run` is called whenever the process has done something.
+    """Event loop of one process, without sockets, threads and signals.
 
-    It can do what is needed here; sockets, threads and signals it has none.
+    Args: after_run: called whenever the process has run; rate: speed of its clock.
     """
 
     def __init__(self, engine: Engine, after_run: Work, rate: float = 1.0) -> None:
         self.engine = engine
         self.rate = rate
         self.is_dead = False
-        self.is_stopped = False
+        self.is_paused = False
         self.problem: BaseException | None = None
-        """What a callback raised: a defect, of ours or of production code."""
+        """Exception of a callback, a defect of the simulator or of production code."""
         self._after_run = after_run
         self._ready: deque[asyncio.Handle] = deque()
         self._tasks: dict[asyncio.Task[Any], None] = {}
@@ -40,32 +39,32 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._is_running = False
         self._is_due = False
 
-    # -- what asyncio asks
+    # -- called by asyncio
 
     def time(self) -> float:
-        """Seconds of the process's monotonic clock."""
+        """Return the process's monotonic clock in seconds."""
         return self.engine.now_ms * self.rate / 1000
 
     def now_ms(self) -> int:
-        """Whole milliseconds of that clock."""
+        """Return the process's monotonic clock in whole milliseconds."""
         return int(self.time() * 1000)
 
     def get_debug(self) -> bool:
-        """Never."""
+        """Return False."""
         return False
 
     def is_running(self) -> bool:
-        """Whether a callback runs now."""
+        """Return whether a callback is running."""
         return self._is_running
 
     def is_closed(self) -> bool:
-        """Whether the process is dead."""
+        """Return whether the process is dead."""
         return self.is_dead
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        """In the order of the calls."""
+        """Schedule a callback, in the order of the calls."""
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         if not self._is_running and not self._is_due:
@@ -73,19 +72,19 @@ class SimLoop(asyncio.AbstractEventLoop):
             self.engine.after(0, self._run_due)
         return handle
 
-    # There is one thread only, but for the closing of logs, which the loop waits for.
+    # The only other threads close logs, and the loop waits for them.
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        """`delay` in seconds."""
+        """Schedule a callback after `delay` seconds."""
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        """`when` in seconds of `time`."""
+        """Schedule a callback at `when`, in seconds of `time`."""
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         if not self.is_dead:
             delay_ms = (when - self.time()) * 1000 / self.rate
@@ -96,29 +95,29 @@ class SimLoop(asyncio.AbstractEventLoop):
         pass
 
     def create_future(self) -> asyncio.Future[Any]:
-        """A future of this loop."""
+        """Create a future of this loop."""
         return asyncio.Future(loop=self)
 
     def create_task(  # type: ignore[override]
         self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: contextvars.Context | None = None
     ) -> asyncio.Task[Any]:
-        """A task of this loop."""
+        """Create a task of this loop."""
         task = asyncio.Task(coro, loop=self, name=name, context=context)
         self._tasks[task] = None
         if len(self._tasks) > self._prune_at:
-            self._tasks = {one: None for one in self._tasks if not one.done()}
+            self._tasks = {other: None for other in self._tasks if not other.done()}
             self._prune_at = 2 * len(self._tasks) + 64
         return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """A callback failed; what tasks fail with is their owners' to see."""
+        """Record the exception of a callback. Exceptions of tasks are left to their owners."""
         if "handle" in context and self.problem is None and not self.is_dead:
             self.problem = context.get("exception") or RuntimeError(context["message"])
 
-    # -- what the simulation does
+    # -- called by the simulator
 
     def deliver(self, work: Work) -> None:
-        """Let the process do something now, or as soon as it goes on."""
+        """Run `work` in the process now, or when it resumes."""
         if not self.is_dead:
             self._ready.append(asyncio.Handle(work, (), self))
             self._run()
@@ -133,7 +132,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._run()
 
     def _run(self) -> None:
-        if self.is_stopped or self.is_dead or self._is_running:
+        if self.is_paused or self.is_dead or self._is_running:
             return
         self._drain(None)
         if self.problem is not None:
@@ -155,17 +154,17 @@ class SimLoop(asyncio.AbstractEventLoop):
             events._set_running_loop(None)
             self._is_running = False
 
-    def go_on(self) -> None:
-        """The process is not stopped any more; what it does first is looked at step by step."""
-        self.is_stopped = False
-        while self._ready and not (self.is_stopped or self.is_dead or self._is_running):
+    def resume(self) -> None:
+        """Resume a paused process, with a check after each step."""
+        self.is_paused = False
+        while self._ready and not (self.is_paused or self.is_dead or self._is_running):
             self._drain(1)
             if self.problem is not None:
                 raise self.problem
             self._after_run()
 
     def kill(self) -> None:
-        """The process is dead; its tasks end here and now, without any effect outside of it."""
+        """End the process. Its tasks are cancelled without effect outside of it."""
         if self.is_dead:
             return
         self.is_dead = True
@@ -175,10 +174,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         for task in self._tasks:
             if not task.done():
                 task.cancel()
-        self._drain(_DYING_STEPS)
+        self._drain(_CLEANUP_STEPS_MAX)
         for task in self._tasks:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             if task.done() and not task.cancelled():
-                task.exception()  # seen
+                task.exception()  # marks it as retrieved
         self._tasks.clear()
         self._ready.clear()

@@ -1,4 +1,4 @@
-"""What a seed draws for all parts of a run: sizes, limits and the configuration of brokers and controllers."""
+"""Sizes, limits and configuration of a run, drawn from the seed."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ DATA = "/data"
 LISTENER = "MESH"
 VIRTUAL_MS = 15_000.0
 QUIET_MS = 5_500.0
-"""The last part of a run, without faults."""
+"""Duration of the last part of a run, without faults."""
 STILL_MS = 2_200.0
-"""The last part of that, in which nobody produces."""
+"""Duration of the end of that part, without producers."""
 PRODUCE_UNTIL_MS = VIRTUAL_MS - STILL_MS
 
 
 def address_of(node_id: int) -> str:
-    """Where a node listens."""
+    """Return the listener address of a node."""
     return f"node{node_id}:9092"
 
 
 class Settings:
-    """See the module; tests choose some of it."""
+    """Drawn sizes and configuration of one run. Tests may fix some of the sizes."""
 
     def __init__(self, rng: Random, brokers: int | None, min_isr: int | None, is_unclean: bool | None) -> None:
         drawn = (rng.choice((3, 3, 3, 4, 5)), rng.choice((1, 1, 2, 3)), rng.choice((1, 2, 2, 3)), rng.random() < 0.1)
@@ -65,7 +65,7 @@ class Settings:
         }
 
     def broker_config(self, node_id: int) -> BrokerConfig:
-        """Of one broker."""
+        """Return the configuration of a broker."""
         own = {
             "node.id": node_id,
             "listeners": f"{LISTENER}://{address_of(node_id)}",
@@ -75,7 +75,7 @@ class Settings:
         return BrokerConfig.parse(self._shared_keys | self._broker_keys | own)
 
     def controller_config(self, node_id: int) -> ControllerConfig:
-        """Of one controller."""
+        """Return the configuration of a controller."""
         own = {
             "node.id": node_id,
             "metadata.log.dir": "/metadata",

@@ -1,5 +1,7 @@
-"""What the checker knows of logs: one (epoch, CRC of the batch, place in the batch) an offset, so that it reads each
-batch once, and what of that is committed."""
+"""The checker's copies of logs: one (epoch, batch CRC, index in the batch) per offset.
+
+Each batch is read once. `Shadow` is the copy of a replica's log, `CommittedLog` that of the committed records.
+"""
 
 from __future__ import annotations
 
@@ -10,37 +12,37 @@ from kipmesh.storage.log.log import Log
 
 Entry = tuple[int, int, int]
 NOTHING_SURVIVES = -1
-"""Of an unclean election."""
+"""Survivable end offset of an unclean election."""
 _READ_BYTES = 1 << 20
 
 
-class Cut(NamedTuple):
-    """Committed records from `offset` on were lost as the rules allow, when `leader_epoch` began."""
+class Loss(NamedTuple):
+    """Committed records from `offset` were lost as the rules permit, when `leader_epoch` started."""
 
     offset: int
     leader_epoch: int
 
 
 class Shadow:
-    """Of one replica's log."""
+    """Copy of one replica's log."""
 
     def __init__(self) -> None:
         self.base = 0
         self.entries: list[Entry] = []
         self.generation = 0
         self.verified = 0
-        """Below, it was found to be what is committed."""
+        """Offset below which the entries match the committed log."""
         self.may_differ_from: int | None = None
-        """After a loss that the rules allow, the replica may have what is lost from here on, even when its log was cut
-        (a later unclean leader may bring it back), until it has something of what came after."""
+        """After a permitted loss, offset from which the replica may still have lost records, even after a truncation,
+        because a later unclean leader may restore them. None once the replica has later records."""
 
     @property
     def end(self) -> int:
-        """The offset that the next entry gets."""
+        """Offset of the next entry."""
         return self.base + len(self.entries)
 
-    def take(self, log: Log) -> list[tuple[int, Entry]]:
-        """Follow the log; what is new."""
+    def follow(self, log: Log) -> list[tuple[int, Entry]]:
+        """Follow the log. Return (offset, entry) of new records."""
         generation = log.durability.generation
         if generation != self.generation:
             self.generation = generation
@@ -59,47 +61,47 @@ class Shadow:
                     self.entries.append(entry)
         return new
 
-    def agrees(self, truth: Truth, end: int) -> int:
-        """Up to where, below `end`, the entries are what is committed."""
-        entries, base, committed = self.entries, self.base, truth.entries
-        at = max(self.verified, base)
-        while at < end and entries[at - base] == committed[at]:
-            at += 1
-        return at
+    def matching_end(self, committed: CommittedLog, end: int) -> int:
+        """Return the first offset below `end` at which the entries differ from the committed log, or `end`."""
+        entries, base, expected = self.entries, self.base, committed.entries
+        offset = max(self.verified, base)
+        while offset < end and entries[offset - base] == expected[offset]:
+            offset += 1
+        return offset
 
 
-class Truth:
-    """What is committed in one partition."""
+class CommittedLog:
+    """Committed records of one partition."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.leaders: dict[int, int] = {}
-        """Leader epoch -> who led."""
+        """Leader epoch to leader id."""
         self.survivable: dict[int, int] = {}
-        """Leader epoch -> how much of what was committed its leader must have, or NOTHING_SURVIVES."""
+        """Leader epoch to the committed end offset that its leader must have, or NOTHING_SURVIVES."""
         self.allowed: dict[int, int] = {}
-        """The same of elections that may lose something and whose leaders have not begun, nor later ones."""
-        self.cuts: list[Cut] = []
+        """The same for elections that may lose records, until their leader or a later one starts."""
+        self.losses: list[Loss] = []
         self.acknowledged: dict[int, tuple[Entry, int]] = {}
-        """Offset -> what was acknowledged there with acks=all, and how many cuts there were before."""
-        self.floor = 1 << 62
-        """The lowest offset that was lost as the rules allow; far away when none was."""
+        """Offset to the entry acknowledged there with acks=all, and the number of earlier losses."""
+        self.first_lost = 1 << 62
+        """Lowest offset of any permitted loss; very large if there was none."""
         self.log_start = 0
-        """The highest that somebody asked for."""
+        """Highest offset of a DeleteRecords request."""
 
     @property
     def end(self) -> int:
-        """After the last committed entry."""
+        """Offset after the last committed entry."""
         return len(self.entries)
 
     @property
-    def cut_epoch(self) -> int:
-        """The leader epoch that began with the last such loss."""
-        return self.cuts[-1].leader_epoch if self.cuts else -1
+    def loss_epoch(self) -> int:
+        """Leader epoch that started with the last permitted loss, or -1."""
+        return self.losses[-1].leader_epoch if self.losses else -1
 
 
 def content(log: Log, offset: int) -> bytes:
-    """The bytes of all batches from `offset` on."""
+    """Return the bytes of all batches from `offset`."""
     parts = []
     while offset < log.log_end_offset:
         data = log.read(offset, _READ_BYTES, log.log_end_offset, True)

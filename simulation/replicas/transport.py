@@ -1,7 +1,7 @@
-"""What gRPC does between processes: unary calls and streams of one request at a time, over the simulator's network.
+"""Replacement of gRPC between processes: unary calls, and streams with one request in flight.
 
-A message may come late, twice or never; nothing comes through a blocked link, and nobody is told. A process that is
-gone breaks what its peers had open with it, if the news gets through. `SimPool` stands where `ConnectionPool` does.
+A message may arrive late, twice or never. A blocked link drops it without notification. The end of a process breaks its
+calls and streams at its peers, if the notification arrives. `SimPool` replaces `ConnectionPool`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _node_of(address: str) -> int:
 
 
 class Process:
-    """A running process of a node, as its peers meet it."""
+    """A running process of a node, as seen by its peers."""
 
     def __init__(self, net: SimNetwork, node_id: int, loop: SimLoop, name: str) -> None:
         self.net = net
@@ -36,26 +36,26 @@ class Process:
         self.name = name
         self.pipeline: Pipeline | None = None
         self.served: dict[Call, asyncio.Task[None]] = {}
-        """Requests of others that it works on."""
-        self.asked: dict[Call, None] = {}
-        """Its requests that have no answer yet."""
+        """Requests that the process is handling."""
+        self.sent: dict[Call, None] = {}
+        """Requests of the process without a response."""
         self.streams: dict[SimStream, None] = {}
-        """What it has open."""
+        """Open streams of the process."""
         self.pool = SimPool(self)
 
     def end(self) -> None:
-        """It is dead: its peers may hear that."""
+        """End the process and notify its peers."""
         self.loop.kill()
         if self.net.processes.get(self.node_id) is self:
             del self.net.processes[self.node_id]
         for call in self.served:
-            self.net.tell(self.node_id, call.source, call.broken)
-        for call in self.asked:
+            self.net.notify(self.node_id, call.source, call.fail)
+        for call in self.sent:
             if call.target is not None:
-                self.net.tell(self.node_id, call.target, call.given_up)
+                self.net.notify(self.node_id, call.target, call.cancel)
         for stream in self.streams:
-            stream.tell_closed()
-        self.served, self.asked, self.streams = {}, {}, {}
+            stream.notify_closed()
+        self.served, self.sent, self.streams = {}, {}, {}
 
 
 class SimNetwork(Network):
@@ -64,34 +64,34 @@ class SimNetwork(Network):
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
         self.processes: dict[int, Process] = {}
-        """Those that listen."""
+        """Listening processes by node id."""
         self.streams = count(1)
         """Numbers of new streams."""
 
-    def tell(self, source: int, target: Process, work: Action) -> None:
-        """Tell that a connection is over; if the news is lost, it is found out later."""
-        delay_ms = next(iter(self.ways(source, target.node_id)), None)
+    def notify(self, source: int, target: Process, work: Action) -> None:
+        """Notify a process of a closed connection. If the message is lost, the process detects it later."""
+        delay_ms = next(iter(self.delays(source, target.node_id)), None)
         if delay_ms is None:
             delay_ms = self.engine.rng.uniform(100, 1500)
         self.engine.after(delay_ms, lambda: target.loop.deliver(work))
 
     def send(self, source: int, target: int, arrive: Action, broken: Action, copies: int | None = None) -> None:
-        """Carry a message. A lost one is sent again some time later, as TCP does, or the connection is given up."""
-        ways = self.ways(source, target)
-        for delay_ms in ways[:copies]:
+        """Send a message. A lost one is retransmitted later, as TCP does, or `broken` runs."""
+        delays = self.delays(source, target)
+        for delay_ms in delays[:copies]:
             self.engine.after(delay_ms, arrive)
-        if not ways:
+        if not delays:
             is_repeated = self.engine.rng.random() < 0.5
 
-            def go_on() -> None:
+            def retransmit() -> None:
                 (arrive if is_repeated and (source, target) not in self.engine.conditions.blocked else broken)()
 
-            self.engine.after(self.engine.rng.uniform(1, 1500), go_on)
+            self.engine.after(self.engine.rng.uniform(1, 1500), retransmit)
 
 
 @dataclass(eq=False)
 class Call:
-    """One request and its answer."""
+    """One request and its response."""
 
     source: Process
     target_id: int
@@ -102,36 +102,36 @@ class Call:
 
     def __post_init__(self) -> None:
         self.context = RequestContext(self.source.name, "", 0 if self.stream is None else self.stream.number)
-        self.answer: asyncio.Future[Any] = self.source.loop.create_future()
+        self.response: asyncio.Future[Any] = self.source.loop.create_future()
         self.target: Process | None = None
 
     async def result(self, timeout_s: float) -> Any:
-        """Send it and wait; TransportError."""
+        """Send the request and wait for the response. Raises TransportError."""
         net, source = self.source.net, self.source
         if source.loop.is_dead:
             raise asyncio.CancelledError
-        source.asked[self] = None
-        net.send(source.node_id, self.target_id, self._arrive, lambda: source.loop.deliver(self.broken))
-        timer = source.loop.call_later(timeout_s, self.broken)
+        source.sent[self] = None
+        net.send(source.node_id, self.target_id, self._arrive, lambda: source.loop.deliver(self.fail))
+        timer = source.loop.call_later(timeout_s, self.fail)
         try:
-            return await self.answer
+            return await self.response
         finally:
             timer.cancel()
-            source.asked.pop(self, None)
-            has_failed = self.answer.cancelled() or self.answer.exception() is not None
+            source.sent.pop(self, None)
+            has_failed = self.response.cancelled() or self.response.exception() is not None
             if self.target is not None and has_failed and not source.loop.is_dead:
-                net.tell(source.node_id, self.target, self.given_up)
+                net.notify(source.node_id, self.target, self.cancel)
 
-    def broken(self) -> None:
-        """At the source: no answer will come."""
-        if not self.answer.done():
-            self.answer.set_exception(TransportError.no_response(address_of(self.target_id), self.method))
+    def fail(self) -> None:
+        """Fail the call at its source: no response will arrive."""
+        if not self.response.done():
+            self.response.set_exception(TransportError.no_response(address_of(self.target_id), self.method))
 
     def _arrive(self) -> None:
         net = self.source.net
         target = net.processes.get(self.target_id)
         if target is None or (self.stream is not None and not self.stream.reaches(target)):
-            net.tell(self.target_id, self.source, self.broken)
+            net.notify(self.target_id, self.source, self.fail)
             return
         self.target = target
         target.loop.deliver(lambda: self._begin(target))
@@ -158,19 +158,19 @@ class Call:
         net.send(
             target.node_id,
             source.node_id,
-            lambda: source.loop.deliver(lambda: self._answered(response)),
-            lambda: source.loop.deliver(self.broken),
+            lambda: source.loop.deliver(lambda: self._on_response(response)),
+            lambda: source.loop.deliver(self.fail),
             copies=1,
         )
 
-    def _answered(self, response: Any) -> None:
+    def _on_response(self, response: Any) -> None:
         if response is None:
-            self.broken()
-        elif not self.answer.done():
-            self.answer.set_result(response)
+            self.fail()
+        elif not self.response.done():
+            self.response.set_result(response)
 
-    def given_up(self) -> None:
-        """At the target: nobody waits for the answer any more."""
+    def cancel(self) -> None:
+        """Cancel the request at its target: the source no longer waits."""
         if self.target is not None:
             task = self.target.served.pop(self, None)
             if task is not None:
@@ -178,7 +178,7 @@ class Call:
 
 
 class SimStream:
-    """A stream to one process; when that is gone, or an exchange failed, it is useless."""
+    """A stream to one process. It is unusable after the process ended or an exchange failed."""
 
     def __init__(self, source: Process, target_id: int, service: str, method: str) -> None:
         self.number = next(source.net.streams)
@@ -191,13 +191,13 @@ class SimStream:
         source.streams[self] = None
 
     def reaches(self, target: Process) -> bool:
-        """Whether it is to that process; the first that takes a request is it."""
+        """Return whether `target` is the process of this stream, which is the one that received the first request."""
         if self._target is None:
             self._target = target
         return self._target is target
 
     async def exchange(self, request: Any, timeout_s: float) -> Any:
-        """One request and its answer; TransportError."""
+        """Send one request and wait for the response. Raises TransportError."""
         call = self._call = Call(self._source, self._target_id, self._service, self._method, request, self)
         try:
             return await call.result(timeout_s)
@@ -208,27 +208,27 @@ class SimStream:
             self._call = None
 
     def cancel(self) -> None:
-        """Drop it: a running exchange fails."""
+        """Close the stream. A running exchange fails."""
         if self._call is not None:
-            self._call.broken()
+            self._call.fail()
         if self in self._source.streams:
             del self._source.streams[self]
             if not self._source.loop.is_dead:
-                self.tell_closed()
+                self.notify_closed()
 
-    def tell_closed(self) -> None:
-        """The other side may hear that it is over."""
+    def notify_closed(self) -> None:
+        """Notify the target that the stream is closed."""
         target = self._target
         if target is not None:
             api = METHODS[self._service][self._method].api
             ended = None if target.pipeline is None else target.pipeline.stream_ended.get(api)
             if ended is not None:
                 context = RequestContext(self._source.name, "", self.number)
-                self._source.net.tell(self._source.node_id, target, lambda: ended(context))
+                self._source.net.notify(self._source.node_id, target, lambda: ended(context))
 
 
 class SimConnection:
-    """Calls of one process to one address; stands where `kipmesh.transport.grpc.client.Connection` does."""
+    """Calls of one process to one address. Replaces `kipmesh.transport.grpc.client.Connection`."""
 
     def __init__(self, source: Process, address: str) -> None:
         self.address = address
@@ -239,11 +239,11 @@ class SimConnection:
     async def call(
         self, service: str, method: str, request: Any, timeout_s: float, wait_for_ready: bool = False
     ) -> Any:
-        """One unary call; TransportError."""
+        """Make one unary call. Raises TransportError."""
         return await Call(self._source, self._target_id, service, method, request, None).result(timeout_s)
 
     async def exchange(self, service: str, method: str, request: Any, timeout_s: float) -> Any:
-        """One request of a stream that is kept for the next; one that failed is dropped. TransportError."""
+        """Send one request on a reused stream, which is closed if it fails. Raises TransportError."""
         key = (service, method)
         stream = self._idle.pop(key, None) or SimStream(self._source, self._target_id, service, method)
         try:
@@ -263,7 +263,7 @@ class SimConnection:
 
 
 class SimPool(ConnectionPool):
-    """One connection an address."""
+    """One connection per address."""
 
     def __init__(self, source: Process) -> None:
         super().__init__(source.name)
@@ -277,5 +277,5 @@ class SimPool(ConnectionPool):
         return connection
 
     async def close(self) -> None:
-        """Nothing is kept open that the process would not close by ending."""
+        """Drop all connections."""
         self._connections.clear()

@@ -1,4 +1,4 @@
-"""Seeds of both simulators that the tests run, in chunks, and the search for a seed that finds a planted bug."""
+"""Seeds of both simulators for the tests, in chunks, and the search for a seed that finds an injected bug."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from simulation.engine import BaseWorld, InvariantError, Outcome, run_world
 
 @dataclass(frozen=True)
 class Seeds:
-    """Seeds of one simulator: the first half is run always, the other one by slow tests."""
+    """Seeds of one simulator. The first half always runs, the second half in slow tests."""
 
     run_seed: Callable[[int], Outcome]
     half: int
     chunks: int
     idle_max: int
-    """How many seeds of a chunk may lack a fault or a change of leader."""
+    """Maximum number of seeds of a chunk without a fault or a leader change."""
     each: tuple[str, ...]
-    """Happens twice at least in each seed that counts."""
+    """Counters that are at least 2 in each counted seed."""
     some: tuple[str, ...]
-    """Happens in each chunk."""
+    """Counters that are positive in each chunk."""
 
     def run_chunk(self, chunk: int, *, first: int = 0) -> None:
-        """Run one chunk of the half that begins with that seed."""
+        """Run one chunk of the half that starts with seed `first`."""
         counts: Counter[str] = Counter()
         outcomes = [self.run_seed(seed) for seed in range(first + chunk, first + self.half, self.chunks)]
         counted = [outcome for outcome in outcomes if outcome.is_worth_counting]
@@ -59,13 +59,13 @@ REPLICAS = Seeds(
 
 
 def seed_that_finds(bug: str, world: Callable[[int], BaseWorld], seeds: Iterable[int]) -> int:
-    """The first seed whose run breaks an invariant."""
+    """Return the first seed whose run violates an invariant."""
     for seed in seeds:
         try:
             run_world(world(seed))
         except InvariantError as error:
             if isinstance(error.__cause__, AttributeError | NameError | TypeError):
-                raise  # the planted bug itself is broken
+                raise  # the injected bug is itself defective
             print(f"{bug}: {error}")
             return seed
-    pytest.fail(f"not found in {seeds}")
+    pytest.fail(f"bug {bug!r} was not found in {seeds}")

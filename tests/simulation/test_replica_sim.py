@@ -1,4 +1,4 @@
-"""Partitions' replication keeps the rules of "Log truth" under the faults of many seeds."""
+"""Replication keeps the rules of "Log truth" under the faults of many seeds."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ def test_seeds_are_clean(chunk: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [861, 1036, 1463, 2761, 3819, 4936, 11137, 13386, 14969, 15725])
-def test_seeds_that_found_something_are_clean(seed: int) -> None:
+def test_seeds_that_found_bugs_are_clean(seed: int) -> None:
     run_seed(seed)
 
 
-def test_a_seed_is_the_same_every_time() -> None:
+def test_seed_replays_exactly() -> None:
     assert run_seed(3).counts == run_seed(3).counts
 
 
 @pytest.mark.parametrize("min_isr", [1, 3])
-def test_each_least_isr_and_unclean_elections(min_isr: int) -> None:
+def test_acks_all_works_with_unclean_elections(min_isr: int) -> None:
     outcome = run_world(World(20 + min_isr, brokers=5, min_isr=min_isr, is_unclean=True))
     assert outcome.counts["acknowledged with acks=all"]
 
 
-def test_a_run_without_faults_loses_and_repeats_nothing() -> None:
+def test_run_without_faults_has_no_elections_and_few_repeats() -> None:
     outcome = run_world(World(1, only_faults=("none",)))
     assert not outcome.counts["faults"]
     assert not outcome.counts["elections"]
@@ -37,7 +37,7 @@ def test_a_run_without_faults_loses_and_repeats_nothing() -> None:
     )
 
 
-def test_a_failure_names_the_seed_and_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_names_seed_and_replay_command(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(world: World) -> None:
         raise KeyError("a defect of whatever kind")
 

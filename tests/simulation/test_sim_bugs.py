@@ -1,6 +1,6 @@
-"""The simulation bites: known bugs of Raft and of snapshots, put in one at a time, are found within a few seeds.
+"""The quorum simulator finds known bugs of Raft and of snapshots, injected one at a time, within a few seeds.
 
-Each bug is a patch of a class here; production code has no switch for any of them.
+Each bug is a patch or a subclass, because production code has no switches for them.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from kipmesh.storage.quorum import quorum_state, snapshots
 from kipmesh.storage.quorum.quorum_replica import QuorumReplica
 from simulation.quorum import World
 from simulation.quorum.node import SimNode
-from simulation.quorum.state import Making, SimState
+from simulation.quorum.state import PendingSnapshot, SimState
 from simulation.quorum.world import QUIET_MS, VIRTUAL_MS
 from tests.simulation.sim_support import seed_that_finds
 
 SEEDS_MAX = 60
-FOLDER = "/data/__cluster_metadata-0"
+DIRECTORY = "/data/__cluster_metadata-0"
 FAULTS_UNTIL_MS = VIRTUAL_MS - QUIET_MS
 
 Patch = pytest.MonkeyPatch
 
 
 class ForgetsItsVote(SimNode):
-    """The epoch is on disk, the vote is not: after a restart it votes again. It likes to crash when it voted."""
+    """Stores the epoch without the vote, so that a restarted voter votes again. Crashes after voting."""
 
     def persist(self, election: ElectionState) -> None:
         if election.voted_id not in (-1, self.node_id) and self.engine.now_ms < FAULTS_UNTIL_MS:
-            self.crash_point = "vote answered"
+            self.crash_point = "vote granted"
         stored = election._replace(voted_id=-1)
-        quorum_state.write(self.fs, FOLDER, stored, self.config.cluster_id, self.config.voters)
+        quorum_state.write(self.fs, DIRECTORY, stored, self.config.cluster_id, self.config.voters)
 
 
-class ForgetsThatItLed(SimNode):
-    """`quorum-state` is written when a candidate is voted for only: after a restart the epoch before is used again."""
+class ForgetsItsEpoch(SimNode):
+    """Writes `quorum-state` only when it votes for itself, so that a restarted node reuses an epoch."""
 
     def persist(self, election: ElectionState) -> None:
         if election.voted_id != self.node_id:
@@ -51,18 +51,18 @@ class ForgetsThatItLed(SimNode):
 
 
 class WritesWithoutSync(SimNode):
-    """`quorum-state` is written but not made durable."""
+    """Writes `quorum-state` without pending it durable."""
 
     def persist(self, election: ElectionState) -> None:
         data = quorum_state.encode(election, self.config.cluster_id, self.config.voters)
-        file = self.fs.open(f"{FOLDER}/{quorum_state.QUORUM_STATE}", create=True)
+        file = self.fs.open(f"{DIRECTORY}/{quorum_state.QUORUM_STATE}", create=True)
         file.truncate(0)
         file.write_at(data, 0)
         file.close()
 
 
-class TriesItsEpochAgain(Machine):
-    """Who led an epoch before a restart leads it again without asking anybody."""
+class LeadsItsEpochAgain(Machine):
+    """Leads its last epoch again after a restart, without an election."""
 
     def _initial_state(self) -> State:
         state = super()._initial_state()
@@ -75,10 +75,10 @@ class TriesItsEpochAgain(Machine):
         return effects
 
 
-class DiesWhenItHasSentRecords(SimNode):
-    """A leader that likes to lose, with its power, what it has sent and not synced, and is back before it is missed."""
+class CrashesAfterSendingRecords(SimNode):
+    """A leader that crashes after sending unsynced records and restarts before it is missed."""
 
-    machine_type = TriesItsEpochAgain
+    machine_type = LeadsItsEpochAgain
 
     def apply_own(self) -> None:
         super().apply_own()
@@ -86,7 +86,7 @@ class DiesWhenItHasSentRecords(SimNode):
             self.crash_point = "records sent"
 
 
-def takes_a_higher_epoch_for_its_own(patch: Patch) -> None:
+def leads_in_a_higher_epoch(patch: Patch) -> None:
     def transition(context: RaftContext, cause: Cause, epoch: int, *, leader_id: int = -1, voted_id: int = -1) -> None:
         if context.state is State.LEADER and cause in (Cause.HIGHER_EPOCH, Cause.LEADER_FOUND):
             context.election = ElectionState(epoch, context.config.node_id)
@@ -107,7 +107,7 @@ def one_voter_commits(patch: Patch) -> None:
 
 def own_log_end_commits(patch: Patch) -> None:
     def committed_offset(self: Leadership, durable_end: int) -> int:
-        observers = [seen.end_offset for seen in self.observers.values()]
+        observers = [observer.end_offset for observer in self.observers.values()]
         ends = [durable_end, *(voter.end_offset for voter in self.voters.values()), *observers]
         offset = sorted(ends, reverse=True)[len(self.config.voters) // 2]
         return offset if offset > self.epoch_start_offset else -1
@@ -149,8 +149,8 @@ def votes_for_shorter_logs(patch: Patch) -> None:
     patch.setattr(elections, "may_grant", may_grant)
 
 
-def believes_any_position(patch: Patch) -> None:
-    def fetch_position(context: RaftContext, asked: object) -> None:
+def accepts_any_fetch_position(patch: Patch) -> None:
+    def fetch_position(context: RaftContext, request: object) -> None:
         return None
 
     patch.setattr(replication, "fetch_position", fetch_position)
@@ -159,35 +159,35 @@ def believes_any_position(patch: Patch) -> None:
 # -- snapshots
 
 
-class FreezesAtOnce(SimState):
-    """A snapshot is complete as soon as it is written, whether what it says was decided or not."""
+class FreezesBeforeCommit(SimState):
+    """Freezes a snapshot when it is written, before its records are committed."""
 
-    def _may_freeze(self, making: Making) -> bool:
+    def _may_freeze(self, pending: PendingSnapshot) -> bool:
         return True
 
 
-class GoesOnAfterAFailure(SimState):
-    """A state machine that met a record that does not fit keeps what it has, and makes snapshots of it."""
+class ContinuesAfterFailure(SimState):
+    """Keeps the image after a failed apply, and writes snapshots of it."""
 
     def apply(self, end: int) -> None:
         if not self.node.image.failed:
             super().apply(end)
 
-    def failed(self, error: Exception) -> None:
+    def apply_failed(self, error: Exception) -> None:
         self.node.later(3000, lambda: self.node.stop(restart_ms=200))
 
     def tick(self) -> None:
-        if self.node.image.failed and self.making is None:
+        if self.node.image.failed and self.pending is None:
             self._begin()
         super().tick()
 
 
-class NodeThatFreezesAtOnce(SimNode):
-    state_type = FreezesAtOnce
+class NodeThatFreezesBeforeCommit(SimNode):
+    state_type = FreezesBeforeCommit
 
 
-class NodeThatGoesOnAfterAFailure(SimNode):
-    state_type = GoesOnAfterAFailure
+class NodeThatContinuesAfterFailure(SimNode):
+    state_type = ContinuesAfterFailure
 
 
 def captures_a_failed_image(patch: Patch) -> None:
@@ -213,11 +213,11 @@ def votes_by_the_log_alone(patch: Patch) -> None:
     patch.setattr(elections, "may_grant", may_grant)
 
 
-def two_voters_have_but_a_snapshot(world: World) -> None:
-    """One voter is behind; two others are wiped, and fetch a snapshot of all that is committed; the rest then stops.
+def two_voters_have_only_a_snapshot(world: World) -> None:
+    """One voter lags; two others are wiped and fetch a snapshot; then the other two stop.
 
-    By chance it takes several faults in the right order: who is asked for its vote must have what was committed, and
-    have it from a snapshot alone.
+    Random faults rarely occur in this order. A voter that must not elect the lagging one has the committed records only
+    in a snapshot.
     """
     ids = list(world.nodes)
 
@@ -233,7 +233,7 @@ def two_voters_have_but_a_snapshot(world: World) -> None:
         for node_id in ids[:2]:
             world.nodes[node_id].stop(restart_ms=8000)
 
-    def go_on() -> None:
+    def resume() -> None:
         world.client.is_done = False
         world.client.propose()
 
@@ -243,10 +243,10 @@ def two_voters_have_but_a_snapshot(world: World) -> None:
     after(10_500, lambda: world.nodes[ids[2]].wipe())
     after(13_500, lambda: world.nodes[ids[3]].wipe())
     after(17_000, stop_the_rest)
-    after(30_000, go_on)
+    after(30_000, resume)
 
 
-def stands_by_the_log_alone(patch: Patch) -> None:
+def becomes_candidate_by_the_log_alone(patch: Patch) -> None:
     def last_offset_and_epoch(self: Machine) -> tuple[int, int]:
         return max(self.log.latest_epoch, 0), self.log.log_end_offset
 
@@ -263,7 +263,7 @@ def renames_before_fsync(patch: Patch) -> None:
     patch.setattr(snapshots._PartFile, "_publish", publish)
 
 
-def renames_without_fsync_of_the_folder(patch: Patch) -> None:
+def renames_without_fsync_of_the_directory(patch: Patch) -> None:
     def publish(self: snapshots._PartFile) -> None:
         self._open_file.sync()
         self._open_file.close()
@@ -300,11 +300,11 @@ def installs_without_emptying_the_log(patch: Patch) -> None:
     patch.setattr(QuorumReplica, "install", install)
 
 
-def takes_a_received_snapshot_unchecked(patch: Patch) -> None:
+def accepts_received_snapshot_unchecked(patch: Patch) -> None:
     patch.setattr(snapshots.ReceivedSnapshot, "complete", lambda self: self._publish())
 
 
-def believes_every_position_at_the_log_start(patch: Patch) -> None:
+def accepts_any_position_at_log_start(patch: Patch) -> None:
     def needs_snapshot(offset: int, epoch: int, log_start: int, oldest: SnapshotId | None) -> bool:
         return oldest is not None and offset < log_start
 
@@ -327,7 +327,7 @@ class Bug:
     always_snapshots: bool = False
     first_seed: int = 0
     plan: Callable[[World], None] | None = None
-    """Rare bugs get the shape and the faults that they need; what goes wrong when is still the seed's."""
+    """Faults for rare bugs; the seed still determines their timing."""
 
     def world(self, seed: int) -> World:
         world = World(
@@ -353,12 +353,12 @@ BUGS = [
         only_faults=("cut_link", "kill", "cut_power"),
         first_seed=39,
     ),
-    Bug("uses an epoch again after a restart", node_type=ForgetsThatItLed),
+    Bug("uses an epoch again after a restart", node_type=ForgetsItsEpoch),
     Bug("quorum-state without fsync", node_type=WritesWithoutSync),
-    Bug("a stale leader goes on in the new epoch", takes_a_higher_epoch_for_its_own, first_seed=9),
+    Bug("a stale leader continues in the new epoch", leads_in_a_higher_epoch, first_seed=9),
     Bug(
         "leads its epoch again after a restart",
-        node_type=DiesWhenItHasSentRecords,
+        node_type=CrashesAfterSendingRecords,
         voters=3,
         observers=0,
         only_faults=("slow_network", "cut_link"),
@@ -370,14 +370,14 @@ BUGS = [
         older_epoch_commits,
         voters=5,
         observers=0,
-        only_faults=("strike_new_leader", "slow_network"),
+        only_faults=("hit_new_leaders", "slow_network"),
         fetch_max_bytes=1,
     ),
     Bug("cuts below the high watermark", cuts_below_the_high_watermark),
     Bug("a voter claims records before it synced them", claims_before_fsync),
     Bug("a leader counts itself before it synced", leader_counts_itself_before_fsync),
     Bug("votes for shorter logs", votes_for_shorter_logs),
-    Bug("believes any fetch position", believes_any_position),
+    Bug("accepts any fetch position", accepts_any_fetch_position),
     Bug(
         "votes without the snapshot's epoch",
         votes_by_the_log_alone,
@@ -385,24 +385,24 @@ BUGS = [
         observers=0,
         only_faults=("none",),
         always_snapshots=True,
-        plan=two_voters_have_but_a_snapshot,
+        plan=two_voters_have_only_a_snapshot,
     ),
-    Bug("stands without the snapshot's epoch", stands_by_the_log_alone),
+    Bug("becomes candidate without the snapshot's epoch", becomes_candidate_by_the_log_alone),
     Bug("renames a snapshot before fsync", renames_before_fsync),
-    Bug("renames a snapshot without fsync of the folder", renames_without_fsync_of_the_folder),
+    Bug("renames a snapshot without fsync of the directory", renames_without_fsync_of_the_directory),
     Bug("raises the log start without a snapshot", raises_the_start_without_a_snapshot),
     Bug("deletes the snapshot that the log starts at", keeps_one_snapshot_too_few),
-    Bug("freezes a snapshot before it is committed", node_type=NodeThatFreezesAtOnce),
-    Bug("makes a snapshot after a failed apply", captures_a_failed_image, node_type=NodeThatGoesOnAfterAFailure),
+    Bug("freezes a snapshot before it is committed", node_type=NodeThatFreezesBeforeCommit),
+    Bug("makes a snapshot after a failed apply", captures_a_failed_image, node_type=NodeThatContinuesAfterFailure),
     Bug("installs a snapshot without emptying the log", installs_without_emptying_the_log),
-    Bug("takes a received snapshot unchecked", takes_a_received_snapshot_unchecked),
-    Bug("believes every position at the log start", believes_every_position_at_the_log_start, first_seed=40),
+    Bug("accepts a received snapshot unchecked", accepts_received_snapshot_unchecked),
+    Bug("accepts every position at the log start", accepts_any_position_at_log_start, first_seed=40),
     Bug("starts with any snapshot", starts_with_any_snapshot),
 ]
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_a_known_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     if bug.patch is not None:
         bug.patch(monkeypatch)
     seed_that_finds(bug.name, bug.world, range(bug.first_seed, bug.first_seed + SEEDS_MAX))

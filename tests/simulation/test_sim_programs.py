@@ -1,4 +1,4 @@
-"""The simulators' programs: one seed, many, and on where the last run stopped."""
+"""Command lines of the simulators."""
 
 from __future__ import annotations
 
@@ -14,23 +14,19 @@ from simulation.seed_runs import SeedProgram
 
 
 @pytest.mark.parametrize("program", [QUORUM, REPLICAS], ids=lambda program: program.name)
-def test_a_program_goes_on_where_it_stopped(
-    program: SeedProgram, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_file_resumes_a_run(program: SeedProgram, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     progress = f"{tmp_path}/seeds.json"
     assert program.main(["--seeds", "1", "--progress", progress]) == 0
     assert program.main(["--seeds", "2", "--progress", progress]) == 0
-    told = capsys.readouterr().out
-    assert "0 of 1 seeds are done" in told
-    assert "1 of 2 seeds are done" in told
-    assert "elections" in told
+    output = capsys.readouterr().out
+    assert "0 of 1 seeds are done" in output
+    assert "1 of 2 seeds are done" in output
+    assert "elections" in output
     assert program.main(["--seed", "1"]) == 0
     assert "seed 1: clean" in capsys.readouterr().out
 
 
-def test_a_broken_invariant_ends_a_run_and_what_was_clean_is_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_violated_invariant_ends_run_and_keeps_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def third_is_broken(seed: int) -> Outcome:
         if seed == 2:
             raise InvariantError("seed 2 is broken")

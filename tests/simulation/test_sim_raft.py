@@ -13,19 +13,19 @@ def test_seeds_are_clean(chunk: int) -> None:
     QUORUM.run_chunk(chunk)
 
 
-def test_a_seed_is_the_same_every_time() -> None:
+def test_seed_replays_exactly() -> None:
     assert run_seed(3).counts == run_seed(3).counts
 
 
 @pytest.mark.parametrize("voters", [1, 3, 5])
 @pytest.mark.parametrize("observers", [0, 5])
-def test_each_size_of_a_quorum(voters: int, observers: int) -> None:
+def test_quorums_of_all_sizes_commit(voters: int, observers: int) -> None:
     outcome = run_world(World(voters * 10 + observers, voters=voters, observers=observers))
     assert outcome.shape == f"{voters} voters, {observers} observers"
     assert outcome.counts["acknowledged"]
 
 
-def test_a_failure_names_the_seed_and_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_names_seed_and_replay_command(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(world: World) -> None:
         raise KeyError("a defect of whatever kind")
 

@@ -1,4 +1,4 @@
-"""More seeds than `test_seeds_are_clean` runs: 300 and more of the quorum in all, 100 and more of replicas."""
+"""The second half of the seeds of `test_seeds_are_clean`: at least 300 of the quorum and 100 of replicas in total."""
 
 from __future__ import annotations
 

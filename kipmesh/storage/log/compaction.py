@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -142,7 +142,7 @@ def group_segments(plan: Plan, end_offset: int) -> list[list[Segment]]:
     for number, segment in enumerate(plan.segments):
         if segment.base_offset >= end_offset:
             break
-        end = _end_of(plan, number)
+        end = plan.segments[number + 1].base_offset if number + 1 < len(plan.segments) else plan.end_offset
         if (
             not groups
             or size + segment.size_bytes > config.segment_bytes
@@ -155,20 +155,16 @@ def group_segments(plan: Plan, end_offset: int) -> list[list[Segment]]:
     return groups
 
 
-def _end_of(plan: Plan, number: int) -> int:
-    return plan.segments[number + 1].base_offset if number + 1 < len(plan.segments) else plan.end_offset
-
-
+@dataclass(slots=True)
 class _Writer:
     """Writes a compacted segment."""
 
-    def __init__(self, segment: Segment, interval_bytes: int, pace: Pace) -> None:
-        self._segment = segment
-        self._interval_bytes = interval_bytes
-        self._pace = pace
-        self._parts: list[bytes] = []
-        self._bytes = 0
-        self._hole: tuple[int, int, int] | None = None  # base offset, last offset, leader epoch
+    _segment: Segment
+    _interval_bytes: int
+    _pace: Pace
+    _parts: list[bytes] = field(default_factory=list)
+    _bytes: int = 0
+    _hole: tuple[int, int, int] | None = None  # base offset, last offset, leader epoch
 
     def add(self, batch: bytes) -> None:
         """Write a batch."""

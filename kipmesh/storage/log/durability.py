@@ -93,9 +93,10 @@ class Durability:
         """Whether a power failure may restore truncated or removed batches."""
         return self._generation != self._generation_synced
 
-    def note_unclean(self) -> None:
-        """Assume unsynced truncations by the previous process."""
-        self._generation_synced = -1
+    def note_recovered(self, *, is_unclean: bool, is_lowered: bool) -> None:
+        """Assume unsynced truncations by the previous process, and a checkpoint above the log that was loaded."""
+        self._generation_synced = -1 if is_unclean else 0
+        self._lowered = int(is_lowered)
 
     def is_unchanged(self, generation: int) -> bool:
         """Return whether everything read since `generation` was observed belongs to one consistent state."""
@@ -107,10 +108,6 @@ class Durability:
             if self.recovery_point > log_end_offset:
                 self.recovery_point = log_end_offset
                 self._lowered += 1
-
-    def note_lowered(self) -> None:
-        """Record that the checkpoint on disk is above the log that was loaded."""
-        self._lowered += 1
 
     @property
     def is_checkpoint_stale(self) -> bool:

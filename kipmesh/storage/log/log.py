@@ -616,14 +616,11 @@ class Swap:
         log.check_usable()
         if log.swap is not self:
             return False
-        with log.storage_errors("compact", permanent=True):
-            is_alone = log.durability.is_unchanged(self.generation)
-            with log.durability.changing_files():
-                log.segments.replace(self.old, self.new, now_ms + log.config.file_delete_delay_ms)
-                self._is_in_use = True
-                log.size_bytes = log.segments.size_bytes
-                log.producers.delete_snapshots([segment.base_offset for segment in self.old[1:]])
-            self.generation = log.durability.generation if is_alone else 1
+        with self._changing_files():
+            log.segments.replace(self.old, self.new, now_ms + log.config.file_delete_delay_ms)
+            self._is_in_use = True
+            log.size_bytes = log.segments.size_bytes
+            log.producers.delete_snapshots([segment.base_offset for segment in self.old[1:]])
         return True
 
     def finish(self) -> None:
@@ -631,14 +628,18 @@ class Swap:
         log = self.log
         log.check_usable()
         log.swap = None
-        if self.new not in log.segments.items:  # truncated meanwhile
-            return
-        with log.storage_errors("compact", permanent=True):
-            is_alone = log.durability.is_unchanged(self.generation)
-            with log.durability.changing_files():
+        if self.new in log.segments.items:  # not truncated meanwhile
+            with self._changing_files():
                 self.new.move("")
                 log.segments.positions.clear()
-            self.generation = log.durability.generation if is_alone else 1
+
+    @contextmanager
+    def _changing_files(self) -> Iterator[None]:
+        durability = self.log.durability
+        is_alone = durability.is_unchanged(self.generation)
+        with self.log.storage_errors("compact", permanent=True), durability.changing_files():
+            yield
+        self.generation = durability.generation if is_alone else 1
 
     def discard(self) -> None:
         """Remove the copy unless it is in use. Thread-safe. Raises OSError."""

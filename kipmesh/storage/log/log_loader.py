@@ -91,16 +91,12 @@ def open_log(
         if not was_there:
             _remove_new_log(files, directory)
         raise StorageError(f"cannot load {topic}-{partition}: {error}") from error
-    durability = Durability(
-        files.fs, directory, loading.recovery_point, now_ms if loading.recovery_point < loading.log_end_offset else None
-    )
-    if recovery_point > loading.recovery_point:
-        durability.note_lowered()
+    unflushed_since_ms = now_ms if loading.recovery_point < loading.log_end_offset else None
+    durability = Durability(files.fs, directory, loading.recovery_point, unflushed_since_ms)
+    durability.note_recovered(is_unclean=was_there and not clean, is_lowered=recovery_point > loading.recovery_point)
     # Data that a killed process wrote is readable, but may not be durable.
     durability.identity_dirty = is_new or not clean
     durability.names_dirty = loading.names_changed or not clean
-    if was_there and not clean:
-        durability.note_unclean()
     return Log(
         files,
         directory,

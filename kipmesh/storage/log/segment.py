@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import InitVar, dataclass, field
 
 from kipmesh.core.config import TopicConfig
 from kipmesh.core.errors import CorruptRecordError
@@ -73,49 +74,38 @@ def checked_batches(file: File, size_bytes: int) -> Iterator[tuple[int, BatchHea
         position += header.size_bytes
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Segment:
     """A segment of one log. Offsets are absolute."""
 
-    __slots__ = (
-        "base_offset",
-        "bytes_since_index",
-        "created_ms",
-        "directory",
-        "exists",
-        "files",
-        "first_timestamp",
-        "is_sealed",
-        "largest",
-        "offset_index",
-        "path",
-        "size_bytes",
-        "time_index",
-        "truncations",
-        "truncations_synced",
-    )
+    files: OpenFiles
+    directory: str
+    base_offset: int
+    created_ms: int
+    """Creation time, or modification time of a segment loaded from disk."""
+    name_suffix: InitVar[str] = ""
+    path: str = field(init=False)
+    offset_index: SparseIndex = field(init=False)
+    time_index: SparseIndex = field(init=False)
+    exists: bool = field(init=False, default=False)
+    size_bytes: int = field(init=False, default=0)
+    is_sealed: bool = field(init=False, default=False)
+    """Whether the index files are complete."""
+    truncations: int = field(init=False, default=0)
+    """Number of truncations, counting possible ones."""
+    truncations_synced: int = field(init=False, default=0)
+    """How many of them are durable."""
+    bytes_since_index: int = field(init=False, default=0)
+    largest: tuple[int, int] = field(init=False)
+    """The largest timestamp, and the last offset of its batch. Replaced atomically."""
+    first_timestamp: int | None = field(init=False, default=None)
+    """Largest timestamp of the first batch, the start of the segment's age. None until it is read."""
 
-    def __init__(
-        self, files: OpenFiles, directory: str, base_offset: int, created_ms: int, name_suffix: str = ""
-    ) -> None:
-        self.files = files
-        self.directory = directory
-        self.base_offset = base_offset
-        self.created_ms = created_ms
-        """Creation time, or modification time of a segment loaded from disk."""
-        self.path, offset_path, time_path = _paths(directory, base_offset, name_suffix)
-        self.exists = False
-        self.size_bytes = 0
-        self.offset_index = SparseIndex(files, offset_path, OFFSET_ENTRY)
-        self.time_index = SparseIndex(files, time_path, TIME_ENTRY)
-        self.is_sealed = False
-        """Whether the index files are complete."""
-        self.truncations = self.truncations_synced = 0
-        """Number of truncations, counting possible ones, and how many of them are durable."""
-        self.bytes_since_index = 0
-        self.largest = (NO_TIMESTAMP, base_offset)
-        """The largest timestamp, and the last offset of its batch. Replaced atomically."""
-        self.first_timestamp: int | None = None
-        """Largest timestamp of the first batch, the start of the segment's age. None until it is read."""
+    def __post_init__(self, name_suffix: str) -> None:
+        self.path, offset_path, time_path = _paths(self.directory, self.base_offset, name_suffix)
+        self.offset_index = SparseIndex(self.files, offset_path, OFFSET_ENTRY)
+        self.time_index = SparseIndex(self.files, time_path, TIME_ENTRY)
+        self.largest = (NO_TIMESTAMP, self.base_offset)
 
     @property
     def max_timestamp(self) -> int:
