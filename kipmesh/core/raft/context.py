@@ -12,19 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kipmesh.core.raft import types
 from kipmesh.core.raft.leadership import Leadership
-from kipmesh.core.raft.types import (
-    CHANGES_LOG,
-    Committed,
-    Effect,
-    ElectionState,
-    LogView,
-    PersistElection,
-    RaftConfig,
-    Request,
-    Send,
-    State,
-)
+from kipmesh.core.raft.types import ElectionState, LogView, RaftConfig, Request, State
 from kipmesh.core.snapshot.ids import latest_end
 from kipmesh.messages import SnapshotId
 
@@ -95,7 +85,7 @@ class RaftContext:
         self.jitter = 0.0
         self.peers: dict[int, Peer] = {}
         self._last_request_id = 0
-        self._effects: list[Effect] = []
+        self._effects: list[types.Effect] = []
         self._next_voter = config.node_id % max(1, len(config.voters))
 
     def _initial_state(self) -> State:
@@ -156,19 +146,19 @@ class RaftContext:
 
     # -- effects
 
-    def emit(self, effect: Effect) -> None:
+    def emit(self, effect: types.Effect) -> None:
         """Add an effect, preceded by `PersistElection` if the election changed."""
         self._persist()
         self._effects.append(effect)
-        if isinstance(effect, CHANGES_LOG):
+        if isinstance(effect, types.CHANGES_LOG):
             self.awaits_log = True
 
     def _persist(self) -> None:
         if self.election != self.persisted_election:
             self.persisted_election = self.election
-            self._effects.append(PersistElection(self.election))
+            self._effects.append(types.PersistElection(self.election))
 
-    def take_effects(self) -> list[Effect]:
+    def take_effects(self) -> list[types.Effect]:
         """Return the effects of this step and start a new list."""
         self._persist()
         effects, self._effects = self._effects, []
@@ -179,7 +169,7 @@ class RaftContext:
         if offset <= self.high_watermark:
             return False
         self.high_watermark = offset
-        self.emit(Committed(offset))
+        self.emit(types.Committed(offset))
         return True
 
     def restart_fetch_timeout(self) -> None:
@@ -209,7 +199,7 @@ class RaftContext:
         self._last_request_id += 1
         peer = self.peers.setdefault(node_id, Peer())
         peer.request_id, peer.deadline_ms = self._last_request_id, self.now_ms + timeout_ms
-        self.emit(Send(self._last_request_id, node_id, request, timeout_ms))
+        self.emit(types.Send(self._last_request_id, node_id, request, timeout_ms))
 
     def end_request(self, request_id: int) -> int | None:
         """Mark a request as completed; return its node id, or None if the request is not in flight."""
