@@ -1,4 +1,4 @@
-"""Where pyspark looks: it imports every top-level package named pyspark_* and registers its `DefaultSource`."""
+"""Registers the kipmesh data source. PySpark imports all packages named pyspark_* and registers `DefaultSource`."""
 
 from __future__ import annotations
 

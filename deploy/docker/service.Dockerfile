@@ -1,8 +1,9 @@
-# One service of a mesh: docker build -f deploy/docker/service.Dockerfile --build-arg SERVICE=leader .
+# Image of one service: docker build -f deploy/docker/service.Dockerfile --build-arg SERVICE=leader .
 # SERVICE is metadata_controller, leader, follower, consumer or single; docs/docker.md describes images and arguments.
 #
-# `make images` puts wheels into build/wheels first, and then nothing is fetched in here. Without them pip fetches what
-# requirements.lock names. All services share the layer with Python's packages: only what starts is another.
+# `make images` first downloads wheels to build/wheels, so that the build needs no network. Without wheels, pip
+# downloads the packages in requirements.lock. All services share the layer with Python packages and differ only in
+# their entry point.
 ARG BASE_IMAGE=python:3.11-slim
 ARG SERVICE=leader
 
@@ -11,7 +12,7 @@ ARG SOURCE_DATE_EPOCH=1767225600
 ENV SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH} PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore \
     PIP_NO_CACHE_DIR=1 PIP_NO_COMPILE=1
 RUN python -m venv --without-pip /opt/kipmesh
-# The lock is here for both ways, and so that one source of the line is always there.
+# requirements.lock always exists, so COPY succeeds even without wheels.
 COPY requirements.lock build/wheels/service/*.whl /wheels/
 RUN set -eu; if ls /wheels/*.whl >/dev/null 2>&1; then \
       python -m pip --python /opt/kipmesh/bin/python install --quiet --no-index --no-deps /wheels/*.whl; \
@@ -29,8 +30,8 @@ RUN set -eu; pip="python -m pip --python /opt/kipmesh/bin/python"; \
       $pip install --quiet --constraint /wheels/requirements.lock "/src[kubernetes,chaos]"; \
     fi; \
     $pip check
-# Two builds of the same files are the same bytes: no times but SOURCE_DATE_EPOCH, bytecode that asks for no times.
-# Python writes none at run time: the root file system is read-only.
+# Makes builds reproducible: all files have the time SOURCE_DATE_EPOCH, and bytecode is not checked against file times.
+# Bytecode is compiled here because the root file system is read-only at run time.
 COPY deploy/docker/*.properties /rootfs/etc/kipmesh/
 RUN set -eu; \
     find /opt/kipmesh -name __pycache__ -type d -prune -exec rm -rf {} +; \
@@ -61,32 +62,29 @@ STOPSIGNAL SIGTERM
 FROM runtime AS metadata_controller
 LABEL kipmesh.service="metadata_controller"
 EXPOSE 9093 9404
-HEALTHCHECK --interval=3s --timeout=5s --start-period=60s --retries=3 CMD ["python", "-m", "kipmesh.node.health", "9404"]
-ENTRYPOINT ["python", "-m", "kipmesh_metadata_controller"]
-CMD ["--config-file", "/etc/kipmesh/controller.properties"]
+HEALTHCHECK --interval=3s --timeout=5s --start-period=60s --retries=3 CMD ["python", "-m", "kipmesh.node.health",
+"9404"] ENTRYPOINT ["python", "-m", "kipmesh_metadata_controller"] CMD ["--config-file",
+"/etc/kipmesh/controller.properties"]
 
 FROM runtime AS leader
 LABEL kipmesh.service="leader"
 EXPOSE 9092 9094 9095 9096 9404
-HEALTHCHECK --interval=3s --timeout=5s --start-period=60s --retries=3 CMD ["python", "-m", "kipmesh.node.health", "9404"]
-ENTRYPOINT ["python", "-m", "kipmesh_leader"]
-CMD ["--config-file", "/etc/kipmesh/broker.properties"]
+HEALTHCHECK --interval=3s --timeout=5s --start-period=60s --retries=3 CMD ["python", "-m", "kipmesh.node.health",
+"9404"] ENTRYPOINT ["python", "-m", "kipmesh_leader"] CMD ["--config-file", "/etc/kipmesh/broker.properties"]
 
 FROM runtime AS follower
 LABEL kipmesh.service="follower"
 EXPOSE 9092 9094 9095 9096 9404
-HEALTHCHECK --interval=3s --timeout=5s --start-period=60s --retries=3 CMD ["python", "-m", "kipmesh.node.health", "9404"]
-ENTRYPOINT ["python", "-m", "kipmesh_follower"]
-CMD ["--config-file", "/etc/kipmesh/broker.properties"]
+HEALTHCHECK --interval=3s --timeout=5s --start-period=60s --retries=3 CMD ["python", "-m", "kipmesh.node.health",
+"9404"] ENTRYPOINT ["python", "-m", "kipmesh_follower"] CMD ["--config-file", "/etc/kipmesh/broker.properties"]
 
 FROM runtime AS consumer
 LABEL kipmesh.service="consumer"
 EXPOSE 8080
-HEALTHCHECK --interval=3s --timeout=5s --start-period=60s --retries=3 CMD ["python", "-m", "kipmesh.node.health", "8080"]
-ENTRYPOINT ["python", "-m", "kipmesh_consumer"]
-CMD ["--config-file", "/etc/kipmesh/consumer.properties"]
+HEALTHCHECK --interval=3s --timeout=5s --start-period=60s --retries=3 CMD ["python", "-m", "kipmesh.node.health",
+"8080"] ENTRYPOINT ["python", "-m", "kipmesh_consumer"] CMD ["--config-file", "/etc/kipmesh/consumer.properties"]
 
-# A whole mesh in one process, for tests: kipmesh.testing.containers.
+# A cluster in one process, for tests: see kipmesh.testing.containers.
 FROM runtime AS single
 LABEL kipmesh.service="single"
 EXPOSE 9200 9300

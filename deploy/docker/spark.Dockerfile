@@ -1,7 +1,7 @@
-# The Spark jobs: docker build -f deploy/docker/spark.Dockerfile . ; `docker run kipmesh/spark:VERSION job flights --help`.
-# Wheels come from build/wheels as for the services (`make image-spark`), or are fetched by pip. The JRE is Debian's: the
-# build needs Debian's packages, by the network or by a mirror that BASE_IMAGE's sources name. Where neither is to be had,
-# name a BASE_IMAGE that has a JRE 17 or newer already: then nothing is installed.
+# Image of the Spark jobs: docker build -f deploy/docker/spark.Dockerfile . ; `docker run kipmesh/spark:VERSION job
+# flights --help`. Python packages come from build/wheels (`make image-spark`) or are downloaded by pip. The JRE is
+# installed from Debian's repositories or the mirror that BASE_IMAGE configures. Without network access, use a
+# BASE_IMAGE that contains a JRE 17 or newer.
 ARG BASE_IMAGE=python:3.11-slim
 
 FROM ${BASE_IMAGE} AS builder
@@ -41,18 +41,19 @@ RUN set -eu; if ! command -v java >/dev/null 2>&1; then \
     fi; \
     java -version; \
     grep -q ^kipmesh: /etc/passwd || { \
-      echo "kipmesh:x:10001:10001:kipmesh:/var/lib/kipmesh:/sbin/nologin" >>/etc/passwd; echo "kipmesh:x:10001:" >>/etc/group; }
+      echo "kipmesh:x:10001:10001:kipmesh:/var/lib/kipmesh:/sbin/nologin" >>/etc/passwd; echo "kipmesh:x:10001:"
+      >>/etc/group; }
 ARG VERSION=unknown
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="kipmesh spark" \
-      org.opencontainers.image.description="Spark jobs over a mesh of kipmesh" \
+      org.opencontainers.image.description="Spark jobs for kipmesh clusters" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       kipmesh.service="spark"
 COPY --from=builder /rootfs /
 COPY --from=builder --chown=10001:10001 /data /var/lib/kipmesh
-# Spark looks for the user's home, and writes where it works and to /tmp.
+# Spark needs a home directory, and writes to the working directory and /tmp.
 ENV PATH=/opt/kipmesh/bin:$PATH HOME=/var/lib/kipmesh PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 LANG=C.UTF-8 \
     GRPC_VERBOSITY=NONE SPARK_LOCAL_DIRS=/tmp PYSPARK_PYTHON=/opt/kipmesh/bin/python
 WORKDIR /var/lib/kipmesh

@@ -1,7 +1,7 @@
-"""The least loaded replica of the client's zone, for `replica.selector.class`.
+"""A `replica.selector.class` that selects the least loaded replica in the client's zone.
 
-A broker knows nothing of the other brokers' load but what it sends there itself: the (client, partition) pairs that it
-sent to each replica lately. Each broker counts for itself, as each loads a selector of its own.
+The load of a replica is the number of (client, partition) pairs that this broker has recently sent to it. Each broker
+has its own selector and does not know what other brokers send.
 """
 
 from __future__ import annotations
@@ -25,27 +25,33 @@ class _Sent(NamedTuple):
 
 
 def zone_of(rack: str | None) -> str:
-    """All but the last part of a rack's name; the whole name if it has one part."""
+    """Return a rack's name without its last part, or the whole name if it has one part; "" without a rack."""
     return (rack or "").rpartition("/")[0] or (rack or "")
 
 
 class LeastLoadedZoneSelector(ReplicaSelector):
-    """See the module. One instance serves one broker; it is called on its event loop only."""
+    """Selects the least loaded replica in the client's zone. Not thread-safe: a broker calls it on its event loop.
+
+    `now_ms` returns monotonic time in milliseconds.
+    """
 
     def __init__(self, now_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000) -> None:
         self._now_ms = now_ms
         self._window_ms = WINDOW_MS
-        self._sent: OrderedDict[_Key, _Sent] = OrderedDict()  # the longest ago first
+        self._sent: OrderedDict[_Key, _Sent] = OrderedDict()  # oldest first
         self._load: Counter[int] = Counter()
 
     def configure(self, configs: Mapping[str, Any]) -> None:
-        """Clients come back when their metadata is old: that is how long they count."""
+        """Set the time that a client counts as load to `metadata.max.age.ms`. Raises ValueError below 1."""
         self._window_ms = int(configs.get("metadata.max.age.ms", WINDOW_MS))
         if self._window_ms < 1:
-            raise ValueError("metadata.max.age.ms is at least 1")
+            raise ValueError(f"metadata.max.age.ms must be at least 1, got {self._window_ms}")
 
     def select(self, topic_partition: TopicPartition, client: ClientMetadata, view: PartitionView) -> ReplicaView:
-        """The replica of the zone with the least load; the one before, if it is still good."""
+        """Return the client's previous replica if it is still a candidate, else the least loaded replica in its zone.
+
+        Without a rack, or a candidate in the zone, returns the leader.
+        """
         now_ms = self._now_ms()
         self._expire(now_ms)
         if not client.rack_id:
@@ -55,16 +61,16 @@ class LeastLoadedZoneSelector(ReplicaSelector):
         if not near:
             return view.leader
         key = (client.client_id, topic_partition)
-        before = self._sent.get(key)
-        if before is not None and before.node_id in near:
-            chosen = before.node_id
+        previous = self._sent.get(key)
+        if previous is not None and previous.node_id in near:
+            chosen = previous.node_id
         else:
             chosen = min(near, key=lambda node_id: (self._load[node_id], node_id))
         self._remember(key, _Sent(chosen, now_ms))
         return near[chosen]
 
     def close(self) -> None:
-        """Forget all."""
+        """Clear all counts."""
         self._sent.clear()
         self._load.clear()
 
@@ -76,9 +82,9 @@ class LeastLoadedZoneSelector(ReplicaSelector):
             self._forget(next(iter(self._sent)))
 
     def _forget(self, key: _Key) -> None:
-        before = self._sent.pop(key, None)
-        if before is not None:
-            self._load[before.node_id] -= 1
+        previous = self._sent.pop(key, None)
+        if previous is not None:
+            self._load[previous.node_id] -= 1
 
     def _expire(self, now_ms: int) -> None:
         while self._sent:

@@ -15,7 +15,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- default (printf "%s-results" (include "job.name" .)) .Values.results.existingClaim -}}
 {{- end -}}
 
-{{/* Whole numbers of values files are floats: 1e+06 is no number of records. */}}
+{{/* Helm parses whole numbers as floats; print them without an exponent. */}}
 {{- define "job.text" -}}
 {{- if and (kindIs "float64" .) (eq . (floor .)) -}}{{ printf "%.0f" . }}{{- else -}}{{ toString . }}{{- end -}}
 {{- end -}}

@@ -1,4 +1,4 @@
-{{/* At most 40 characters: names of StatefulSets are this and "-controllers", and have a limit of 52. */}}
+{{/* At most 40 characters, because StatefulSet names have at most 52 and append "-controllers". */}}
 {{- define "kipmesh.fullname" -}}
 {{- $name := .Values.fullnameOverride -}}
 {{- if not $name -}}
@@ -12,7 +12,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Derived: 22 characters of a digest, as Kafka's ids have. */}}
+{{/* 22 characters of a digest, the length of Kafka's cluster ids. */}}
 {{- define "kipmesh.clusterId" -}}
 {{- default (printf "%s/%s" .Release.Namespace (include "kipmesh.fullname" .) | sha256sum | trunc 22) .Values.clusterId -}}
 {{- end -}}
@@ -46,7 +46,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- default (ternary (include "kipmesh.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name -}}
 {{- end -}}
 
-{{/* The whole name of a headless service: (dict "root" $ "kind" "followers") */}}
+{{/* Fully qualified name of a headless Service: (dict "root" $ "kind" "followers") */}}
 {{- define "kipmesh.domain" -}}
 {{- printf "%s-%s.%s.svc.%s" (include "kipmesh.fullname" .root) .kind .root.Release.Namespace .root.Values.clusterDomain -}}
 {{- end -}}
@@ -55,13 +55,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- printf "%s-brokers.%s.svc.%s:%v" (include "kipmesh.fullname" .) .Release.Namespace .Values.clusterDomain .Values.ports.mesh -}}
 {{- end -}}
 
-{{/* Where clients of Apache Kafka begin. */}}
+{{/* Bootstrap address for Kafka clients. */}}
 {{- define "kipmesh.kafkaBootstrap" -}}
 {{- printf "%s-brokers.%s.svc.%s:%v" (include "kipmesh.fullname" .) .Release.Namespace .Values.clusterDomain .Values.ports.kafka -}}
 {{- end -}}
 
-{{/* Names of the Services by which brokers are reached from outside, as JSON: {"names": [{"name", "pod", "kind", "ordinal"}]}.
-     A broker that is being drained still needs its own: as many as there are pods, if those are more than the values say. */}}
+{{/* Services of the brokers for clients outside Kubernetes, as JSON: {"names": [{"name", "pod", "kind", "ordinal"}]}.
+     Includes pods beyond `replicas` that still exist, because a broker needs its Service while it is drained. */}}
 {{- define "kipmesh.externalServices" -}}
 {{- $found := list -}}
 {{- if and .Values.kafka.enabled .Values.kafka.external.enabled -}}
@@ -77,7 +77,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- toJson (dict "names" $found) -}}
 {{- end -}}
 
-{{/* Whether a pod asks for its node: {{ if include ... }}. */}}
+{{/* Not empty if a pod needs to read its Kubernetes node: {{ if include ... }}. */}}
 {{- define "kipmesh.asksNode" -}}
 {{- $external := .Values.kafka.external -}}
 {{- $byNode := and .Values.kafka.enabled $external.enabled (eq $external.type "NodePort") (not $external.host) (not $external.domain) -}}
@@ -93,7 +93,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- join "," $voters -}}
 {{- end -}}
 
-{{/* Lines of a properties file; later dicts win. The list is under "parts". */}}
+{{/* Lines of a properties file from the list of dicts "parts"; later dicts take precedence. */}}
 {{- define "kipmesh.properties" -}}
 {{- $all := dict -}}
 {{- range .parts -}}
@@ -106,16 +106,16 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 
-{{/* Whole numbers of values files are floats: 1e+06 is no number of milliseconds. */}}
+{{/* Helm parses whole numbers as floats; print them without an exponent. */}}
 {{- define "kipmesh.text" -}}
 {{- if and (kindIs "float64" .) (eq . (floor .)) -}}{{ printf "%.0f" . }}{{- else -}}{{ toString . }}{{- end -}}
 {{- end -}}
 
-{{/* What no schema can say: values that do not go together. */}}
+{{/* Checks that a schema cannot express, such as values that conflict. */}}
 {{- define "kipmesh.check" -}}
 {{- $values := .Values -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" (include "kipmesh.fullname" .)) -}}
-{{- fail (printf "%s is no name of Services, which begins with a letter and has a-z, 0-9 and - in it: choose another release name, or fullnameOverride" (include "kipmesh.fullname" .)) -}}
+{{- fail (printf "%s is not a valid Service name (a letter, then a-z, 0-9 and -): choose another release name, or set fullnameOverride" (include "kipmesh.fullname" .)) -}}
 {{- end -}}
 {{- $ranges := list -}}
 {{- range $kind := list "controllers" "leaders" "followers" -}}
@@ -130,16 +130,16 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 {{- if lt (add (int $values.leaders.replicas) (int $values.followers.replicas)) 1 -}}
-{{- fail "there is no broker: leaders.replicas and followers.replicas are both 0" -}}
+{{- fail "leaders.replicas and followers.replicas are both 0: at least one broker is needed" -}}
 {{- end -}}
 {{- if and $values.kafka.external.enabled (not $values.kafka.enabled) -}}
-{{- fail "kafka.external.enabled without kafka.enabled: there would be no listener of Kafka's protocol" -}}
+{{- fail "kafka.external.enabled needs kafka.enabled=true" -}}
 {{- end -}}
 {{- if and $values.kafka.external.host $values.kafka.external.domain -}}
-{{- fail "kafka.external.host and kafka.external.domain are both set: brokers are at one name, or at one each" -}}
+{{- fail "kafka.external.host and kafka.external.domain are both set: set only one" -}}
 {{- end -}}
 {{- if and $values.kafka.external.host (eq $values.kafka.external.type "LoadBalancer") -}}
-{{- fail "kafka.external.host with type LoadBalancer: each broker has a load balancer of its own, use domain, or neither" -}}
+{{- fail "kafka.external.host cannot be used with type LoadBalancer, where each broker has its own address: use domain, or neither" -}}
 {{- end -}}
 {{- $nodePorts := dict -}}
 {{- $external := $values.kafka.external -}}
@@ -148,53 +148,53 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if and $external.enabled (gt $first 0) -}}
 {{- $port := toString (add $first (int $one.ordinal)) -}}
 {{- if hasKey $nodePorts $port -}}
-{{- fail (printf "kafka.external.nodePorts: %s would be a port of %s and of %s, each broker has one, from the first of its kind on" $port (get $nodePorts $port) $one.kind) -}}
+{{- fail (printf "kafka.external.nodePorts: port %s is used by %s and by %s; brokers of a kind use consecutive ports from the first" $port (get $nodePorts $port) $one.kind) -}}
 {{- end -}}
 {{- $_ := set $nodePorts $port $one.kind -}}
 {{- end -}}
 {{- end -}}
 {{- if and $values.kafka.sasl.enabled (not $values.kafka.sasl.secretName) -}}
-{{- fail "kafka.sasl.enabled needs kafka.sasl.secretName: the Secret with the users" -}}
+{{- fail "kafka.sasl.enabled needs kafka.sasl.secretName, a Secret with the users" -}}
 {{- end -}}
 {{- $used := dict -}}
 {{- range $name, $port := $values.ports -}}
 {{- if and (ne $name "api") (hasKey $used (toString $port)) -}}
-{{- fail (printf "ports.%s and ports.%s are both %v" $name (get $used (toString $port)) $port) -}}
+{{- fail (printf "ports.%s and ports.%s are both %v: choose different ports" $name (get $used (toString $port)) $port) -}}
 {{- end -}}
 {{- if ne $name "api" -}}{{- $_ := set $used (toString $port) $name -}}{{- end -}}
 {{- end -}}
 {{- if and $values.tls.certManager.enabled (not $values.tls.certManager.issuerRef.name) -}}
-{{- fail "tls.certManager.enabled needs tls.certManager.issuerRef.name: the issuer that signs" -}}
+{{- fail "tls.certManager.enabled needs tls.certManager.issuerRef.name, the issuer" -}}
 {{- end -}}
 {{- if and $values.tls.certManager.enabled (not $values.tls.enabled) -}}
-{{- fail "tls.certManager.enabled without tls.enabled: the certificate would be used by nobody" -}}
+{{- fail "tls.certManager.enabled needs tls.enabled=true" -}}
 {{- end -}}
 {{- if and $values.tls.clientAuth (not $values.tls.enabled) -}}
-{{- fail "tls.clientAuth without tls.enabled: nobody would be asked for a certificate" -}}
+{{- fail "tls.clientAuth needs tls.enabled=true" -}}
 {{- end -}}
 {{- if and (ne $values.tls.consumersClientAuth "none") (not $values.tls.enabled) -}}
-{{- fail "tls.consumersClientAuth without tls.enabled: nobody would be asked for a certificate" -}}
+{{- fail "tls.consumersClientAuth needs tls.enabled=true" -}}
 {{- end -}}
 {{- $given := list "node.id" "cluster.id" "controller.quorum.voters" "listeners" "advertised.listeners" "http.listener" "log.dirs" "metadata.log.dir" "bootstrap.servers" "listener.security.protocol.map" "ssl.certificate.dir" "ssl.node.names" "ssl.client.auth" "http.ssl.client.auth" "security.protocol" "sasl.users.file" "sasl.enabled.mechanisms" -}}
 {{- range $where, $config := dict "config" $values.config "controllers.config" $values.controllers.config "leaders.config" $values.leaders.config "followers.config" $values.followers.config "consumers.config" $values.consumers.config -}}
 {{- range $key, $_ := $config -}}
 {{- if has $key $given -}}
-{{- fail (printf "%s: %s is the chart's to set" $where $key) -}}
+{{- fail (printf "%s: %s is set by the chart: remove it" $where $key) -}}
 {{- end -}}
 {{- if not (regexMatch "^[a-z0-9_]+([.][a-z0-9_]+)*$" $key) -}}
-{{- fail (printf "%s: %s is no configuration key, such as log.retention.ms" $where $key) -}}
+{{- fail (printf "%s: %s is not a valid configuration key, such as log.retention.ms" $where $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- $old := lookup "apps/v1" "StatefulSet" .Release.Namespace (printf "%s-controllers" (include "kipmesh.fullname" .)) -}}
 {{- if $old -}}
 {{- if ne (int $old.spec.replicas) (int $values.controllers.replicas) -}}
-{{- fail (printf "controllers.replicas was %d when this release was installed, and cannot become %d: the metadata quorum's voters are static" (int $old.spec.replicas) (int $values.controllers.replicas)) -}}
+{{- fail (printf "controllers.replicas must stay %d, got %d: the voters of the metadata quorum cannot change after installation" (int $old.spec.replicas) (int $values.controllers.replicas)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{/* What all pods of the release have: (dict "root" $ "kind" "followers" "service" "follower" "part" .Values.followers) */}}
+{{/* Metadata of all pods of the release: (dict "root" $ "kind" "followers" "service" "follower" "part" .Values.followers) */}}
 {{- define "kipmesh.podMeta" -}}
 labels:
   {{- include "kipmesh.selector" .root | nindent 2 }}
@@ -253,7 +253,7 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- end -}}
 
-{{/* Leaders and followers are brokers: they are spread together. */}}
+{{/* Leaders and followers are spread together, because both are brokers. */}}
 {{- define "kipmesh.spreadWith" -}}
 {{- if has .kind (list "leaders" "followers") -}}
 kipmesh.broker: "true"
@@ -269,7 +269,7 @@ securityContext:
   {{- toYaml .root.Values.securityContext | nindent 2 }}
 {{- end -}}
 
-{{/* Before the node: its own configuration. Also with "properties", "args". */}}
+{{/* Init container that writes the pod's configuration. Needs also "properties" and "args". */}}
 {{- define "kipmesh.prepare" -}}
 - name: prepare
   {{- include "kipmesh.container" . | nindent 2 }}
@@ -331,7 +331,7 @@ livenessProbe:
   {{- toYaml .root.Values.probes.liveness | nindent 2 }}
 {{- end -}}
 
-{{/* Of consumers that require certificates: the kubelet has none, so the container asks itself.
+{{/* Probe command of consumers that require certificates, which the kubelet does not have.
      (dict "root" $ "path" "/readyz" "probe" .Values.probes.readiness) */}}
 {{- define "kipmesh.ownProbe" -}}
 {{- $tls := .root.Values.tls.mountPath -}}
@@ -394,7 +394,7 @@ livenessProbe:
 {{- end }}
 {{- end -}}
 
-{{/* Certificates, and what the command `kipmesh` is told of them: (dict "root" $ "secret" "name") */}}
+{{/* Volume with the certificates and client.properties for `kipmesh`: (dict "root" $ "secret" "name") */}}
 {{- define "kipmesh.tlsVolume" -}}
 - name: tls
   projected:
@@ -404,7 +404,7 @@ livenessProbe:
       - configMap: {name: {{ include "kipmesh.fullname" .root }}, items: [{key: client.properties, path: client.properties}]}
 {{- end -}}
 
-{{/* Of pods that are only clients: a volume, a mount and a variable each. */}}
+{{/* TLS volume, mount and environment variable of pods that are only clients. */}}
 {{- define "kipmesh.clientTlsVolume" -}}
 {{- if .Values.tls.enabled -}}
 {{ include "kipmesh.tlsVolume" (dict "root" . "secret" (include "kipmesh.clientTlsSecret" .)) }}
@@ -423,7 +423,7 @@ livenessProbe:
 {{- end -}}
 {{- end -}}
 
-{{/* Leaders, followers and controllers, by the same dict. */}}
+{{/* StatefulSet of leaders, followers or controllers. Takes the dict of kipmesh.podMeta. */}}
 {{- define "kipmesh.statefulSet" -}}
 {{- $root := .root -}}
 {{- $name := printf "%s-%s" (include "kipmesh.fullname" $root) .kind -}}
@@ -438,7 +438,7 @@ metadata:
 spec:
   replicas: {{ .part.replicas }}
   serviceName: {{ $name }}
-  # All at once when they start: members wait for each other. Updates go one by one, from ready to ready.
+  # Pods start in parallel, because nodes need each other to become ready. Updates replace one pod at a time.
   podManagementPolicy: Parallel
   updateStrategy:
     type: RollingUpdate
@@ -534,7 +534,7 @@ spec:
   {{- end }}
 {{- end -}}
 
-{{/* The configuration of each service, as the ConfigMap's data. */}}
+{{/* Configuration of each service, as data of the ConfigMap. */}}
 {{- define "kipmesh.config" -}}
 {{- $node := dict "cluster.id" (include "kipmesh.clusterId" .) "controller.quorum.voters" (include "kipmesh.voters" .) "listeners" (printf "MESH://0.0.0.0:%v" .Values.ports.mesh) "http.listener" (printf "0.0.0.0:%v" .Values.ports.http) -}}
 {{- $mesh := printf "MESH://0.0.0.0:%v" .Values.ports.mesh -}}
@@ -584,17 +584,17 @@ client.properties: |
 {{- default (printf "%s-tls" (include "kipmesh.fullname" .)) .Values.tls.secretName -}}
 {{- end -}}
 
-{{/* Of pods that are no nodes: the consumers', helm test's, chaos's. */}}
+{{/* Secret of pods that are not nodes: consumers, helm test, chaos. */}}
 {{- define "kipmesh.clientTlsSecret" -}}
 {{- default (include "kipmesh.tlsSecret" .) .Values.tls.clientSecretName -}}
 {{- end -}}
 
-{{/* By this name of its certificate a node is told from a client; nothing is reached by it. */}}
+{{/* Name in a certificate that identifies a node. It has no DNS record. */}}
 {{- define "kipmesh.nodeName" -}}
 {{- include "kipmesh.domain" (dict "root" . "kind" "nodes") -}}
 {{- end -}}
 
-{{/* What a certificate has to have by which nodes are reached. */}}
+{{/* Host names that the nodes' certificate must contain. */}}
 {{- define "kipmesh.nodeNames" -}}
 {{- $names := list -}}
 {{- range $kind := list "controllers" "leaders" "followers" -}}

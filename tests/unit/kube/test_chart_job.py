@@ -52,4 +52,4 @@ def test_settings_of_values_win() -> None:
 def test_a_release_name_that_makes_no_service_is_refused(release: str) -> None:
     done = helm("template", release, str(CHART), *GIVEN)
     assert done.returncode
-    assert f"{release}-spark is no name of a Service" in done.stderr
+    assert f"{release}-spark is not a valid Service name" in done.stderr

@@ -25,39 +25,39 @@ BAD = [
         "",
         "tls.certManager.enabled needs tls.certManager.issuerRef.name",
     ),
-    ("tls.certManager.enabled=true,tls.certManager.issuerRef.name=a", "", "without tls.enabled"),
+    ("tls.certManager.enabled=true,tls.certManager.issuerRef.name=a", "", "needs tls.enabled=true"),
     ("leaders.replicas=200", "leaders.replicas", "100"),
     ("probes.startup.failureThreshold=0", "probes.startup.failureThreshold", "1"),
     ("networkPolicy.clients=all", "networkPolicy.clients", "array"),
-    ("leaders.replicas=0,followers.replicas=0", "", "there is no broker"),
+    ("leaders.replicas=0,followers.replicas=0", "", "at least one broker is needed"),
     ("followers.firstNodeId=1", "", "node ids of leaders (1 to 1) and of followers (1 to 2) overlap"),
     ("kafka.external.type=Ingress", "kafka.external.type", "NodePort"),
     ("kafka.external.nodePorts.leaders=80", "kafka.external.nodePorts.leaders", "1,024"),
-    ("kafka.enabled=false,kafka.external.enabled=true", "", "kafka.external.enabled without kafka.enabled"),
+    ("kafka.enabled=false,kafka.external.enabled=true", "", "kafka.external.enabled needs kafka.enabled=true"),
     ("kafka.external.host=a,kafka.external.domain=b", "", "kafka.external.host and kafka.external.domain are both set"),
-    ("kafka.external.host=a,kafka.external.type=LoadBalancer", "", "each broker has a load balancer of its own"),
+    ("kafka.external.host=a,kafka.external.type=LoadBalancer", "", "where each broker has its own address"),
     (
         "kafka.external.enabled=true,leaders.replicas=2,kafka.external.nodePorts.leaders=30100,"
         "kafka.external.nodePorts.followers=30101",
         "",
-        "kafka.external.nodePorts: 30101 would be a port of leaders and of followers",
+        "kafka.external.nodePorts: port 30101 is used by leaders and by followers",
     ),
     (
         "kafka.external.enabled=true,kafka.external.nodePorts.bootstrap=30102,kafka.external.nodePorts.followers=30101",
         "",
-        "kafka.external.nodePorts: 30102 would be a port of bootstrap and of followers",
+        "kafka.external.nodePorts: port 30102 is used by bootstrap and by followers",
     ),
     ("tls.enabled=true,tls.clientAuth=maybe", "tls.clientAuth", "requested"),
-    ("tls.clientAuth=required", "", "tls.clientAuth without tls.enabled"),
+    ("tls.clientAuth=required", "", "tls.clientAuth needs tls.enabled=true"),
     ("tls.enabled=true,tls.consumersClientAuth=requested", "tls.consumersClientAuth", "required"),
-    ("tls.consumersClientAuth=required", "", "tls.consumersClientAuth without tls.enabled"),
-    ("consumers.config.http\\.ssl\\.client\\.auth=none", "", "http.ssl.client.auth is the chart's to set"),
-    ("config.ssl\\.client\\.auth=none", "", "config: ssl.client.auth is the chart's to set"),
+    ("tls.consumersClientAuth=required", "", "tls.consumersClientAuth needs tls.enabled=true"),
+    ("consumers.config.http\\.ssl\\.client\\.auth=none", "", "http.ssl.client.auth is set by the chart"),
+    ("config.ssl\\.client\\.auth=none", "", "config: ssl.client.auth is set by the chart"),
     ("kafka.sasl.enabled=true", "", "kafka.sasl.enabled needs kafka.sasl.secretName"),
     ("kafka.sasl.mechanisms={OAUTHBEARER}", "kafka.sasl.mechanisms", "SCRAM-SHA-256"),
     ("ports.kafka=19092", "", "ports.mesh and ports.kafka are both 19092"),
-    ("config.node\\.id=7", "", "config: node.id is the chart's to set"),
-    ("controllers.config.Log\\.Level=7", "", "controllers.config: Log.Level is no configuration key"),
+    ("config.node\\.id=7", "", "config: node.id is set by the chart"),
+    ("controllers.config.Log\\.Level=7", "", "controllers.config: Log.Level is not a valid configuration key"),
 ]
 
 
@@ -74,7 +74,7 @@ def test_bad_values_are_refused_by_name(assignment: str, place: str, told: str) 
 def test_a_release_name_that_makes_no_service_is_refused(release: str) -> None:
     done = helm("template", release, str(CHART))
     assert done.returncode
-    assert f"{release}-kipmesh is no name of Services" in done.stderr
+    assert f"{release}-kipmesh is not a valid Service name" in done.stderr
     render("--set", "fullnameOverride=mesh", release=release)
 
 
