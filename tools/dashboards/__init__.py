@@ -1,1 +1,1 @@
-"""The Grafana dashboards of the mesh, as code: one module a dashboard, what they share in `parts`."""
+"""The Grafana dashboards as code: one module per dashboard, with shared parts in `parts`."""

@@ -1,4 +1,4 @@
-"""KIP-227: what incremental fetch sessions save, and whether their cache is large enough."""
+"""Dashboard of KIP-227: savings of incremental fetch sessions, and whether the session cache is large enough."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def _summary() -> Row:
     sessions, evictions = f"{CACHE}numincrementalfetchsessions", f"{CACHE}incrementalfetchsessionevictions_total"
     turnover = f"sum by (instance) (increase({now(evictions)}[5m])) / clamp_min({total(sessions, 'instance')}, 1)"
     return Row(
-        "In short",
+        "Summary",
         [
             number(
                 "Fetch sessions",
-                "Sessions that all brokers keep, followers' included.",
+                "Sessions in the caches of all brokers, including those of followers.",
                 Query(f"sum({now(sessions)})", "sessions"),
                 width=6,
             ),
             number(
                 "Incremental fetches",
-                "Share of the fetches that named only what changed. Below half, sessions do not work.",
+                "Share of fetches that were incremental. Below half, many sessions are evicted or refused.",
                 Query(
                     f"{all_rate(FETCHES, INCREMENTAL)} / {all_rate(FETCHES)}",
                     "share",
@@ -37,14 +37,14 @@ def _summary() -> Row:
             ),
             number(
                 "Bytes saved",
-                "What full fetches would have had in addition, at least.",
+                "Minimum number of bytes that full fetches would have transferred in addition.",
                 Query(all_rate(f"{OURS}saved_bytes_total"), "saved"),
                 unit=parts.BYTES_A_SECOND,
                 width=6,
             ),
             number(
                 "Turnover of the worst cache",
-                "Sessions evicted within 5 minutes, of those there are. From 50 % on clients take each other's slots.",
+                "Share of sessions evicted within 5 minutes. From 50 %, clients evict each other's sessions.",
                 Query(f"max({turnover})", "turnover"),
                 unit=parts.SHARE,
                 warn=0.1,
@@ -57,7 +57,7 @@ def _summary() -> Row:
 
 def _cache() -> Row:
     return Row(
-        "The brokers' caches",
+        "Session caches",
         [
             graph(
                 "Sessions",
@@ -66,18 +66,18 @@ def _cache() -> Row:
             ),
             graph(
                 "Sessions of followers and of consumers",
-                "Privileged ones are followers': they may take the slots of consumers'.",
+                "Sessions of followers are privileged: they may evict sessions of consumers.",
                 Query(total("kipmesh_broker_fetch_sessions", "privileged"), "privileged: {{privileged}}"),
             ),
             graph(
                 "Partitions in sessions",
-                "NumIncrementalFetchPartitionsCached: what the memory of the cache grows with.",
+                "NumIncrementalFetchPartitionsCached, which determines the memory use of the cache.",
                 by_instance(now(f"{CACHE}numincrementalfetchpartitionscached")),
             ),
             graph(
-                "Made and closed",
-                "A client that closes ends its session; one that dies leaves it to be evicted.",
-                Query(rate(f"{OURS}created_total", "instance"), "{{instance}} made"),
+                "Sessions created and closed",
+                "A client closes its session when it stops. The session of a client that died is evicted later.",
+                Query(rate(f"{OURS}created_total", "instance"), "{{instance}} created"),
                 Query(rate(f"{OURS}closed_total", "instance"), "{{instance}} closed"),
                 unit=parts.PER_SECOND,
             ),
@@ -89,31 +89,31 @@ def _cache() -> Row:
             ),
             graph(
                 "Evictions by reason",
-                "inactive: nobody used it; privilege: a follower took a consumer's; size: an old one was smaller.",
+                "inactive: unused; privilege: replaced by a follower's session; size: replaced by a larger session.",
                 Query(rate(f"{OURS}evictions_by_reason_total", "reason"), "{{reason}}"),
                 unit=parts.PER_SECOND,
             ),
             graph(
-                "Who gets the slots",
-                "Client ids of the ten that evict most.",
+                "Evictions by evicting client",
+                "The ten client ids whose sessions evict the most others.",
                 Query(f"topk(10, {rate(f'{OURS}evictions_by_evictor_total', 'client_id')})", "{{client_id}}"),
                 unit=parts.PER_SECOND,
             ),
             graph(
                 "Sessions refused",
-                "full: no slot was to be had; quota: too many of one client id; off: there are no slots at all.",
+                "full: no evictable slot; quota: too many sessions of one client id; off: the cache has no slots.",
                 Query(rate(f"{OURS}refusals_total", "reason"), "{{reason}}"),
                 unit=parts.PER_SECOND,
             ),
             graph(
-                "Refused for the quota",
-                "Client ids of the ten that are refused most.",
+                "Sessions refused by quota",
+                "The ten client ids with the most refusals.",
                 Query(f"topk(10, {rate(f'{OURS}quota_refusals_total', 'client_id')})", "{{client_id}}"),
                 unit=parts.PER_SECOND,
             ),
             graph(
                 "Session errors",
-                "FETCH_SESSION_ID_NOT_FOUND after an eviction or a restart; the client begins a new session at once.",
+                "FETCH_SESSION_ID_NOT_FOUND follows an eviction or a restart; the client then starts a new session.",
                 Query(rate(f"{OURS}errors_total", "instance", "error"), "{{instance}} {{error}}"),
                 unit=parts.PER_SECOND,
             ),
@@ -127,20 +127,20 @@ def _fetches() -> Row:
         [
             graph(
                 "Fetches by kind",
-                "As brokers answered them.",
+                "Fetches served by brokers.",
                 Query(rate(FETCHES, "kind"), "{{kind}}"),
                 unit=parts.PER_SECOND,
                 stacked=True,
             ),
             graph(
                 "Fetches of followers",
-                "As followers saw the answers.",
+                "Responses that followers received.",
                 Query(rate("kipmesh_broker_fetcher_fetches_total", "instance", "kind"), "{{instance}} {{kind}}"),
                 unit=parts.PER_SECOND,
             ),
             graph(
-                "Sessions that followers gave up",
-                "By cause: an error of the leader, a connection that broke, an answer that makes no sense.",
+                "Sessions reset by followers",
+                "By cause: an error of the leader, a broken connection, or an invalid response.",
                 Query(
                     rate("kipmesh_broker_fetcher_session_resets_total", "instance", "cause"), "{{instance}} {{cause}}"
                 ),
@@ -148,19 +148,19 @@ def _fetches() -> Row:
             ),
             graph(
                 "Saved bytes",
-                "What full fetches would have had in addition, at least, by broker.",
+                "Minimum number of bytes that full fetches would have transferred in addition, by broker.",
                 by_instance(rate(f"{OURS}saved_bytes_total", "instance")),
                 unit=parts.BYTES_A_SECOND,
             ),
             graph(
                 "Consumer services: fetches by kind",
-                "aside: of a partition that is read out of turn, without a session.",
+                "aside: a separate fetch of one partition without a session.",
                 Query(rate("kipmesh_consumer_fetches_total", "instance", "kind"), "{{instance}} {{kind}}"),
                 unit=parts.PER_SECOND,
             ),
             graph(
                 "Consumer services: sessions",
-                "Open sessions, and those given up, by cause.",
+                "Open sessions, and session resets by cause.",
                 Query(now("kipmesh_consumer_fetch_sessions_open"), "{{instance}} open"),
                 Query(
                     rate("kipmesh_consumer_fetch_session_resets_total", "instance", "cause"),
@@ -172,6 +172,6 @@ def _fetches() -> Row:
 
 
 def make() -> Dashboard:
-    """The dashboard."""
+    """Return the dashboard."""
     text = "Incremental fetch sessions: docs/fetch_sessions.md and docs/monitoring.md."
     return parts.make("kipmesh-kip-227", "kipmesh: fetch sessions (KIP-227)", text, [_summary(), _cache(), _fetches()])

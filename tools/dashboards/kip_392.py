@@ -1,4 +1,4 @@
-"""KIP-392: whether consumers read from the replica in their own rack, and what that costs and saves."""
+"""Dashboard of KIP-392: how much consumers read from replicas in their own rack."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ FOLLOWER = 'role="follower"'
 
 def _summary() -> Row:
     return Row(
-        "In short",
+        "Summary",
         [
             number(
                 "Read across racks",
-                "Share of the bytes that consumers with a rack read from brokers of another one.",
+                "Share of bytes that consumers with a rack read from brokers in another rack.",
                 Query(f"{all_rate(BYTES, CROSS)} / {all_rate(BYTES, KNOWN)}", "share"),
                 unit=parts.SHARE,
                 warn=0.2,
@@ -28,21 +28,21 @@ def _summary() -> Row:
             ),
             number(
                 "Read across racks",
-                "The same in bytes: what a provider charges for.",
+                "Bytes read across racks, for which cloud providers charge.",
                 Query(all_rate(BYTES, CROSS), "bytes"),
                 unit=parts.BYTES_A_SECOND,
                 width=6,
             ),
             number(
                 "Served by followers",
-                "Share of what consumers read.",
+                "Share of bytes that consumers read from followers.",
                 Query(f"{all_rate(BYTES, FOLLOWER)} / {all_rate(BYTES)}", "share"),
                 unit=parts.SHARE,
                 width=6,
             ),
             number(
                 "Read without a rack",
-                "Share of what consumers read where they, or the broker, name no rack: nobody can serve these nearby.",
+                "Share of bytes read where the consumer or the broker has no rack.",
                 Query(f"{all_rate(BYTES, UNKNOWN)} / {all_rate(BYTES)}", "share"),
                 unit=parts.SHARE,
                 width=6,
@@ -57,49 +57,49 @@ def _reads() -> Row:
         [
             graph(
                 "Bytes by rack",
-                "same: within the rack; cross: from another one; unknown: one of the two has none.",
+                "same: within the rack; cross: from another rack; unknown: the consumer or broker has no rack.",
                 Query(rate(BYTES, "rack"), "{{rack}}"),
                 unit=parts.BYTES_A_SECOND,
                 stacked=True,
             ),
             graph(
                 "Bytes by role",
-                "Leaders serve whoever has no replica nearby.",
+                "Leaders serve consumers that have no replica in their rack.",
                 Query(rate(BYTES, "role"), "{{role}}"),
                 unit=parts.BYTES_A_SECOND,
                 stacked=True,
             ),
             graph(
                 "Bytes by broker",
-                "With the rack that the broker is in.",
+                "With the rack of the broker.",
                 Query(rate(BYTES, "instance", "node_rack", "rack"), "{{instance}} ({{node_rack}}) {{rack}}"),
                 unit=parts.BYTES_A_SECOND,
             ),
             graph(
                 "Redirects",
-                "Partitions of fetches that leaders sent to another replica, by that replica's id.",
+                "Partitions for which the leader returned a preferred read replica, by its id.",
                 Query(rate("kipmesh_broker_fetch_redirects_total", "replica"), "to {{replica}}"),
                 unit=parts.PER_SECOND,
             ),
             graph(
-                "The four cases",
-                "Reads at offsets without records: uncommitted and unavailable pass by themselves; too-small and "
-                "too-large make the consumer ask the leader.",
+                "Fetch offset cases",
+                "Reads at offsets without records. uncommitted and unavailable are temporary; after too-small and "
+                "too-large the consumer queries the leader.",
                 Query(rate(CASES, "case", "role"), "{{case}} at {{role}}s"),
                 unit=parts.PER_SECOND,
             ),
             graph(
-                "Errors of selectors",
-                "What replica.selector.class did wrong; the leader was taken instead.",
+                "Replica selector errors",
+                "Errors of replica.selector.class. The leader served the consumer instead.",
                 Query(
                     rate("kipmesh_broker_replica_selector_errors_total", "instance", "error"), "{{instance}} {{error}}"
                 ),
                 unit=parts.PER_SECOND,
             ),
             graph(
-                "Fetches by who asked",
-                "Followers are answered as soon as the high watermark moves (replica.fetch.high.watermark.wakeup), "
-                "which costs requests and saves consumers nearby the wait.",
+                "Fetches by role of the client",
+                "replica.fetch.high.watermark.wakeup completes fetches of followers when the high watermark advances. "
+                "It increases the number of fetches and reduces the delay of consumers that read from followers.",
                 Query(rate("kipmesh_broker_fetch_requests_total", "role"), "{{role}}s"),
                 unit=parts.PER_SECOND,
             ),
@@ -108,6 +108,6 @@ def _reads() -> Row:
 
 
 def make() -> Dashboard:
-    """The dashboard."""
+    """Return the dashboard."""
     text = "Fetching from the closest replica: docs/closest_replica.md and docs/monitoring.md."
     return parts.make("kipmesh-kip-392", "kipmesh: the closest replica (KIP-392)", text, [_summary(), _reads()])

@@ -1,4 +1,4 @@
-"""KIP-526: what producers ask of metadata. The numbers are the producers' own (`kipmesh.client.producer.exporter`)."""
+"""Dashboard of KIP-526: metadata requests of producers. Producers export them (`kipmesh.client.producer.exporter`)."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ PRODUCER = "{{instance}} {{client_id}}"
 
 def _summary() -> Row:
     return Row(
-        "In short",
+        "Summary",
         [
             number(
                 "Producers",
-                "That export their numbers.",
+                "Producers that export metrics.",
                 Query(f"count({now(f'{NAME}cached_topics')})", "producers"),
                 width=6,
             ),
             number(
                 "Metadata requests",
-                "Of all of them. Two a second of one producer, for long, is a storm.",
+                "Rate of all producers. Two requests a second by one producer over minutes are too many.",
                 Query(all_rate(f"{NAME}requests_total"), "requests"),
                 unit=parts.PER_SECOND,
                 width=6,
             ),
             number(
-                "Topics in each request",
-                "Metadata is asked for a few topics at a time.",
+                "Topics per request",
+                "Average number of topics in a request. KIP-526 keeps it small.",
                 Query(f"{all_rate(f'{NAME}topics_total')} / ({all_rate(f'{NAME}requests_total')} > 0)", "topics"),
                 width=6,
             ),
             number(
                 "Failed requests",
-                "Without a usable answer; the producer asks the next broker.",
+                "Requests without a usable response. The producer tries the next broker.",
                 Query(all_rate(f"{NAME}failed_requests_total"), "failed"),
                 unit=parts.PER_SECOND,
                 warn=0.001,
@@ -53,47 +53,47 @@ def _producers() -> Row:
         [
             graph(
                 "Requests by urgency",
-                "Urgent: a record waits for the answer, or the topic's leader moved. Others keep metadata fresh.",
+                "urgent: a record waits for the metadata, or the leader has moved. Others refresh cached metadata.",
                 Query(rate(f"{NAME}requests_total", "urgency"), "{{urgency}}"),
                 unit=parts.PER_SECOND,
                 stacked=True,
             ),
             graph(
-                "Topics asked for, by urgency",
-                "Many urgent ones for long: topics that do not exist, or leaders that keep moving.",
+                "Requested topics by urgency",
+                "A lasting high rate of urgent topics indicates missing topics or leaders that keep moving.",
                 Query(rate(f"{NAME}topics_total", "urgency"), "{{urgency}}"),
                 unit=parts.PER_SECOND,
                 stacked=True,
             ),
             graph(
                 "Bytes of metadata",
-                "Requests and answers.",
+                "Bytes of requests and responses.",
                 Query(rate(f"{NAME}bytes_total", "urgency"), "{{urgency}}"),
                 unit=parts.BYTES_A_SECOND,
                 stacked=True,
             ),
             graph(
                 "Requests by producer",
-                "The ten that ask most.",
+                "The ten producers with the most requests.",
                 Query(f"topk(10, {rate(f'{NAME}requests_total', 'instance', 'client_id')})", PRODUCER),
                 unit=parts.PER_SECOND,
             ),
-            graph("Topics that are known", "Cached metadata.", Query(now(f"{NAME}cached_topics"), PRODUCER)),
+            graph("Cached topics", "Topics in the metadata cache.", Query(now(f"{NAME}cached_topics"), PRODUCER)),
             graph(
-                "Topics forgotten",
-                "Nothing was sent to them for metadata.evict.ms.",
+                "Evicted topics",
+                "Topics to which nothing was sent for metadata.evict.ms.",
                 Query(rate(f"{NAME}evictions_total", "instance", "client_id"), PRODUCER),
                 unit=parts.PER_SECOND,
             ),
             graph(
-                "Time that send waited",
-                "Seconds of waiting in a second, all calls together: 1 is one task that does nothing else.",
+                "Time blocked in send",
+                "Seconds per second, summed over all calls: 1 equals one task that always waits.",
                 Query(rate(f"{NAME}blocked_seconds_total", "instance", "client_id"), PRODUCER),
                 unit=parts.SECONDS,
             ),
             graph(
                 "Failed requests by producer",
-                "Without a usable answer.",
+                "Requests without a usable response.",
                 Query(rate(f"{NAME}failed_requests_total", "instance", "client_id"), PRODUCER),
                 unit=parts.PER_SECOND,
             ),
@@ -102,27 +102,27 @@ def _producers() -> Row:
 
 
 def _brokers() -> Row:
-    asked = "kipmesh_broker_metadata_requests_total"
+    requests = "kipmesh_broker_metadata_requests_total"
     return Row(
-        "As brokers see it",
+        "Brokers",
         [
             graph(
                 "Metadata requests by kind",
-                "Of all clients, those that export nothing too: for all topics, the brokers alone, or some topics.",
-                Query(rate(asked, "kind"), "{{kind}}"),
+                "Requests of all clients, by what they request: all topics, only brokers, or some topics.",
+                Query(rate(requests, "kind"), "{{kind}}"),
                 unit=parts.PER_SECOND,
                 stacked=True,
             ),
             graph(
                 "Metadata requests by broker",
-                "Clients ask any broker.",
-                by_instance(rate(asked, "instance")),
+                "Clients may send them to any broker.",
+                by_instance(rate(requests, "instance")),
                 unit=parts.PER_SECOND,
                 stacked=True,
             ),
             graph(
-                "Topics told",
-                "In the answers. Many in each is what KIP-526 is there to avoid.",
+                "Topics in responses",
+                "KIP-526 avoids requests for many topics.",
                 by_instance(rate("kipmesh_broker_metadata_topics_total", "instance")),
                 unit=parts.PER_SECOND,
             ),
@@ -131,8 +131,8 @@ def _brokers() -> Row:
 
 
 def make() -> Dashboard:
-    """The dashboard."""
-    text = "Producers' metadata: docs/producer_metadata.md and docs/monitoring.md."
+    """Return the dashboard."""
+    text = "Metadata of producers: docs/producer_metadata.md and docs/monitoring.md."
     return parts.make(
-        "kipmesh-kip-526", "kipmesh: producers' metadata (KIP-526)", text, [_summary(), _producers(), _brokers()]
+        "kipmesh-kip-526", "kipmesh: producer metadata (KIP-526)", text, [_summary(), _producers(), _brokers()]
     )

@@ -1,7 +1,7 @@
-"""What all dashboards share: variables, panels in few forms, and the usual expressions.
+"""Shared parts of the dashboards: variables, panels and PromQL expressions.
 
-Every expression of one node's metrics is limited by `$cluster` and `$instance`. Rates are over `$__rate_interval`,
-which Grafana makes from the scrape interval of its data source (`deploy/grafana/provisioning`).
+Expressions of node metrics are filtered by `$cluster` and `$instance`. Rates use `$__rate_interval`, which Grafana
+derives from the scrape interval of the data source (`deploy/grafana/provisioning`).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ PER_SECOND = units.CountsPerSecond
 
 
 class Query(NamedTuple):
-    """An expression and the legend of its series."""
+    """A PromQL expression and the legend of its series."""
 
     expr: str
     legend: str
 
 
 class Row(NamedTuple):
-    """A heading and its panels, from left to right."""
+    """A row of panels with a title."""
 
     title: str
     panels: Sequence[stat.Panel | timeseries.Panel]
@@ -45,38 +45,38 @@ def _matchers(where: str) -> str:
 
 
 def now(metric: str, where: str = "") -> str:
-    """A node's metric as it is."""
+    """Return the selector of a node metric, with optional further matchers."""
     return f"{metric}{{{_matchers(where)}}}"
 
 
 def total(metric: str, *by: str, where: str = "") -> str:
-    """The sum of a gauge."""
+    """Return the sum of a gauge by labels."""
     return f"sum by ({', '.join(by)}) ({now(metric, where)})"
 
 
 def rate(metric: str, *by: str, where: str = "") -> str:
-    """How fast a counter grows in a second, in all."""
+    """Return the per-second rate of a counter, summed by labels."""
     return f"sum by ({', '.join(by)}) (rate({now(metric, where)}[$__rate_interval]))"
 
 
 def all_rate(metric: str, where: str = "") -> str:
-    """The same, as one number."""
+    """Return the per-second rate of a counter, summed over all series."""
     return f"sum(rate({now(metric, where)}[$__rate_interval]))"
 
 
 def quantile(share: float, histogram: str, *by: str) -> str:
-    """What `share` of a histogram's observations are below."""
+    """Return the quantile `share` (0 to 1) of a histogram, by labels."""
     return f"histogram_quantile({share}, {rate(f'{histogram}_bucket', *by, 'le')})"
 
 
 def of_active(gauge: str) -> str:
-    """A controller's gauge, of the active one alone: the others may be behind."""
+    """Return a gauge of the active controller; other controllers may lag."""
     active = now("kafka_controller_kafkacontroller_activecontrollercount")
     return f"max by (cluster) ({now(gauge)} and on (cluster, instance) {active} == 1)"
 
 
 def by_instance(expr: str) -> Query:
-    """A line for each node."""
+    """Return a query with one series per node."""
     return Query(expr, "{{instance}}")
 
 
@@ -106,7 +106,7 @@ def number(
     bad: float | None = None,
     width: int = 4,
 ) -> stat.Panel:
-    """The latest value in large; yellow from `warn`, red from `bad`."""
+    """Return a panel with the latest value, yellow from `warn` and red from `bad`."""
     panel = stat.Panel().title(title).description(text).datasource(SOURCE).unit(unit).span(width).height(4)
     panel = panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     panel = panel.color_mode(c.BigValueColorMode.VALUE).graph_mode(c.BigValueGraphMode.AREA)
@@ -117,7 +117,7 @@ def number(
 
 
 def must_be_one(title: str, text: str, query: Query, *, width: int = 4) -> stat.Panel:
-    """A number that is green at 1 and red otherwise."""
+    """Return a panel with the latest value, green at 1 and red otherwise."""
     steps = [d.Threshold(value=None, color=RED), d.Threshold(value=1, color=GREEN), d.Threshold(value=1.5, color=RED)]
     panel = number(title, text, query, width=width)
     return panel.thresholds(dashboard.ThresholdsConfig().mode(d.ThresholdsMode.ABSOLUTE).steps(steps))
@@ -126,7 +126,7 @@ def must_be_one(title: str, text: str, query: Query, *, width: int = 4) -> stat.
 def graph(
     title: str, text: str, *queries: Query, unit: str = PLAIN, least: float = 0, stacked: bool = False
 ) -> timeseries.Panel:
-    """Lines over time, from `least`."""
+    """Return a time series panel whose axis starts at `least`."""
     panel = timeseries.Panel().title(title).description(text).datasource(SOURCE).unit(unit).span(8).height(8)
     panel = panel.min(least).line_width(1).fill_opacity(30 if stacked else 5).show_points(c.VisibilityMode.NEVER)
     panel = panel.legend(
@@ -151,7 +151,7 @@ def _variable(name: str, label: str, values: str) -> dashboard.QueryVariable:
 
 
 def make(uid: str, title: str, text: str, rows: Sequence[Row]) -> dashboard.Dashboard:
-    """A dashboard with the variables of all of them, and links to the others."""
+    """Return a dashboard with the shared variables and links to the other dashboards."""
     made = dashboard.Dashboard(title).uid(uid).description(text).tags(["kipmesh"]).readonly()
     made = made.time("now-1h", "now").refresh("30s").timezone("browser").tooltip(d.DashboardCursorSync.CROSSHAIR)
     made = made.with_variable(dashboard.DatasourceVariable("datasource").label("data source").type("prometheus"))

@@ -1,4 +1,4 @@
-"""The Kafka protocol: who is connected, what they ask, what goes wrong, and what they make the brokers hold."""
+"""Dashboard of the Kafka protocol: connections, requests, errors, and memory of clients."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ NOT_IDLE = 'reason!="idle"'
 
 def _summary() -> Row:
     return Row(
-        "In short",
+        "Summary",
         [
             number(
                 "Connections",
-                "Of clients, to all brokers.",
+                "Client connections of all brokers.",
                 Query(f"sum({now(f'{CONNECTIONS}count')})", "connections"),
             ),
             number(
                 "Requests",
-                "Answered in a second.",
+                "Responses per second.",
                 Query(all_rate(f"{REQUESTS}requests_total"), "requests"),
                 unit=parts.PER_SECOND,
             ),
             number(
                 "Errors",
-                "In answers. Some belong to the protocol: a fetch session is gone, a member id is required.",
+                "Errors in responses. Some are normal, such as an evicted fetch session or a required member id.",
                 Query(all_rate(f"{REQUESTS}errors_total"), "errors"),
                 unit=parts.PER_SECOND,
             ),
             number(
                 "Connections refused",
-                "Beyond max.connections or max.connections.per.ip.",
+                "Connections above max.connections or max.connections.per.ip.",
                 Query(all_rate(f"{WIRE}connections_refused_total"), "refused"),
                 unit=parts.PER_SECOND,
                 bad=0.001,
             ),
             number(
                 "Failed authentications",
-                "Of listeners with SASL: a wrong password, or none in time.",
+                "SASL listeners: wrong password, or no authentication in time.",
                 Query(all_rate(f"{WIRE}connections_ended_total", SASL), "failed"),
                 unit=parts.PER_SECOND,
                 warn=0.001,
                 bad=1,
             ),
             number(
-                "No requests",
-                "Frames that are none, or of APIs and versions that are not supported.",
+                "Invalid frames",
+                "Malformed frames, and requests with unsupported APIs or versions.",
                 Query(all_rate(f"{WIRE}malformed_frames_total"), "frames"),
                 unit=parts.PER_SECOND,
                 warn=0.001,
@@ -67,38 +67,38 @@ def _connections() -> Row:
         [
             graph(
                 "Connections by listener",
-                "Those that are open.",
+                "Open connections.",
                 Query(total(f"{CONNECTIONS}count", "instance", "listener"), "{{instance}} {{listener}}"),
                 stacked=True,
             ),
             graph(
                 "Opened and closed",
-                "A client that connects again and again does not get what it wants, or is new for each thing it does.",
+                "A high rate indicates clients that fail and reconnect, or applications that do not reuse clients.",
                 Query(rate(f"{CONNECTIONS}creation_total", "instance"), "{{instance}} opened"),
                 Query(rate(f"{CONNECTIONS}close_total", "instance"), "{{instance}} closed"),
                 unit=parts.PER_SECOND,
             ),
             graph(
                 "Closed by brokers",
-                "Why: docs/wire.md. Slow ones do not take their answers, stalled ones stop within a request.",
+                "By reason (docs/wire.md). slow: does not read responses; stalled: stops within a request.",
                 Query(rate(f"{WIRE}connections_ended_total", "reason", where=NOT_IDLE), "{{reason}}"),
                 unit=parts.PER_SECOND,
             ),
             graph(
                 "Refused",
-                "By the limit that was reached.",
+                "Refused connections by limit.",
                 Query(rate(f"{WIRE}connections_refused_total", "instance", "limit"), "{{instance}} {{limit}}"),
                 unit=parts.PER_SECOND,
             ),
             graph(
-                "Idle ones closed",
-                "After connections.max.idle.ms.",
+                "Closed idle connections",
+                "Connections idle for connections.max.idle.ms.",
                 by_instance(rate(f"{WIRE}connections_ended_total", "instance", where='reason="idle"')),
                 unit=parts.PER_SECOND,
             ),
             graph(
-                "Software",
-                "What clients say they are, by connections that were opened.",
+                "Client software",
+                "Name and version that clients report, by opened connections.",
                 Query(rate(f"{WIRE}client_software_total", "name", "version"), "{{name}} {{version}}"),
                 unit=parts.PER_SECOND,
             ),
@@ -112,19 +112,19 @@ def _requests() -> Row:
         [
             graph(
                 "Requests by API",
-                "Answered.",
+                "Responses per second.",
                 Query(rate(f"{REQUESTS}requests_total", "request"), "{{request}}"),
                 unit=parts.PER_SECOND,
             ),
             graph(
                 "Errors",
-                "In answers, each partition's and topic's, by API and error.",
+                "Errors in responses, counted per partition and topic, by API and error.",
                 Query(rate(f"{REQUESTS}errors_total", "request", "error"), "{{request}} {{error}}"),
                 unit=parts.PER_SECOND,
             ),
             graph(
-                "Time of requests",
-                "99 % are answered within this, with the time that a fetch waits for bytes, or acks=all for replicas.",
+                "Request time",
+                "99th percentile, including the wait of fetches for bytes and of acks=all for replicas.",
                 Query(parts.quantile(0.99, f"{WIRE}request_seconds", "request"), "{{request}}"),
                 unit=parts.SECONDS,
             ),
@@ -144,7 +144,7 @@ def _requests() -> Row:
             ),
             graph(
                 "Versions",
-                "Of what is asked most: old clients are seen here.",
+                "Versions of the most frequent APIs, which show outdated clients.",
                 Query(
                     rate(f"{REQUESTS}requests_total", "request", "version", where='request=~"Produce|Fetch|Metadata"'),
                     "{{request}} {{version}}",
@@ -161,13 +161,13 @@ def _memory() -> Row:
         [
             graph(
                 "Requests in flight",
-                "Bytes that are received or not answered yet; all wait at queued.max.request.bytes.",
+                "Bytes of requests without a response. At queued.max.request.bytes brokers stop reading requests.",
                 by_instance(now(f"{WIRE}queued_request_bytes")),
                 unit=parts.BYTES,
             ),
             graph(
-                "Responses not taken",
-                "Bytes that clients do not read. A fetch gets what they leave of queued.max.response.bytes.",
+                "Unsent responses",
+                "Bytes that clients have not read. Fetch responses share the rest of queued.max.response.bytes.",
                 by_instance(now(f"{WIRE}unsent_response_bytes")),
                 unit=parts.BYTES,
             ),
@@ -176,7 +176,7 @@ def _memory() -> Row:
 
 
 def make() -> Dashboard:
-    """The dashboard."""
-    text = "Clients of Kafka's own protocol. docs/wire.md says what each limit does, docs/monitoring.md what to do."
+    """Return the dashboard."""
+    text = "Clients of the Kafka protocol. See docs/wire.md for the limits and docs/monitoring.md for actions."
     rows = [_summary(), _connections(), _requests(), _memory()]
-    return parts.make("kipmesh-wire", "kipmesh: the Kafka protocol", text, rows)
+    return parts.make("kipmesh-wire", "kipmesh: Kafka protocol", text, rows)
