@@ -299,7 +299,7 @@ def make(
     for name in names:
         if name == AUTHORITY or "/" in name or name.startswith("."):
             raise CommandError(
-                f"{name!r} cannot name a certificate: it must not be {AUTHORITY!r}, contain / or begin with ."
+                f"{name!r} cannot name a certificate: it must not be {AUTHORITY!r}, contain a slash or begin with a dot"
             )
     home = directory / AUTHORITY
     if (home / CERTIFICATE_FILE).exists():
