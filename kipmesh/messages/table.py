@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -60,6 +60,11 @@ FAULTS = Service("Faults", "Fault injection for tests, on brokers with fault.inj
 SERVICES = (BROKER, QUORUM, CONTROLLER, ADMIN, GROUPS, FAULTS)
 
 
+@cache
+def _codec(of: type[Message], version: int, flexible: bool) -> Codec:
+    return Codec(of, version, flexible=flexible)
+
+
 @dataclass(frozen=True, eq=False)
 class Api:
     """One API. Instances are compared by identity, because Fetch of brokers and Fetch of the quorum are two APIs."""
@@ -95,8 +100,6 @@ class Api:
     """Unsupported parts of Apache Kafka's API, for the documentation."""
     stream_comment: str = ""
     """Comment on the stream in `services.proto`."""
-    _request_codecs: dict[int, Codec] = field(default_factory=dict, repr=False)
-    _response_codecs: dict[int, Codec] = field(default_factory=dict, repr=False)
 
     @cached_property
     def method(self) -> str:
@@ -122,20 +125,11 @@ class Api:
 
     def request_codec(self, version: int) -> Codec:
         """Return the codec of requests in `version`."""
-        codec = self._request_codecs.get(version)
-        if codec is None:
-            codec = self._request_codecs[version] = Codec(self.request, version, flexible=self._is_flexible(version))
-        return codec
+        return _codec(self.request, version, version >= self.flexible_since)
 
     def response_codec(self, version: int) -> Codec:
         """Return the codec of responses in `version`."""
-        codec = self._response_codecs.get(version)
-        if codec is None:
-            codec = self._response_codecs[version] = Codec(self.response, version, flexible=self._is_flexible(version))
-        return codec
-
-    def _is_flexible(self, version: int) -> bool:
-        return version >= self.flexible_since
+        return _codec(self.response, version, version >= self.flexible_since)
 
     def decode(self, view: memoryview, at: int, version: int, items_max: int = ITEMS_MAX) -> Any:
         """Return the request whose body starts at `at`, with at most `items_max` list items.

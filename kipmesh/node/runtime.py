@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from kipmesh.core.config.base import Config
+    from kipmesh.core.config.node import ServiceConfig
     from kipmesh.node.tls import ProcessTls
 
 LOOP_LAG_INTERVAL_S = 1.0
@@ -35,19 +36,6 @@ STOP_MARGIN_S = 20.0
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-
-
-class ProcessConfig(Protocol):
-    """The configuration keys that the runtime reads."""
-
-    @property
-    def log_level(self) -> str: ...  # noqa: D102
-    @property
-    def log_format(self) -> str: ...  # noqa: D102
-    @property
-    def http_listener(self) -> str: ...  # noqa: D102
-    @property
-    def shutdown_grace_ms(self) -> int: ...  # noqa: D102
 
 
 class Node(Protocol):
@@ -160,7 +148,7 @@ def one_line(error: BaseException) -> str:
 class _Process:
     """One run of one node, in the main task."""
 
-    def __init__(self, service: Service[Any], config: ProcessConfig, *, parent_pipe: bool) -> None:
+    def __init__(self, service: Service[Any], config: ServiceConfig, *, parent_pipe: bool) -> None:
         import structlog
 
         self._service = service

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -65,10 +65,7 @@ class ProcessTls:
             return None
         from kipmesh.transport.tls import ServerContext
 
-        client_auth: Literal["required", "none"] = "none"
-        if self._config.http_ssl_client_auth == "required":
-            client_auth = "required"
-        return ServerContext(self.files, client_auth=client_auth, alpn=alpn)
+        return ServerContext(self.files, client_auth=self._config.http_ssl_client_auth, alpn=alpn)
 
     def close(self) -> None:
         """Stop watching the files. Idempotent."""

@@ -17,7 +17,7 @@ class OffsetCommitKey(Message, versions="0-1"):
 
 
 class OffsetCommitValue(Message, versions="0-4", flexible="4+"):
-    """A committed offset. `expire_timestamp` is -1 unless a commit of an old version stated it."""
+    """A committed offset. `expire_timestamp` is -1 unless an old version of OffsetCommit set it."""
 
     offset: Int64 = field()
     leader_epoch: Int32 = field(versions="3+", default=-1)

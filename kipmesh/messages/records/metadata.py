@@ -54,21 +54,21 @@ class RegisterBrokerRecord(Message, key=0, versions="0-3", flexible="0+"):
 
 
 class UnregisterBrokerRecord(Message, key=1, versions="0", flexible="0+"):
-    """A broker was unregistered."""
+    """Removes the registration of a broker."""
 
     broker_id: Int32 = field()
     broker_epoch: Int64 = field()
 
 
 class TopicRecord(Message, key=2, versions="0", flexible="0+"):
-    """A new topic."""
+    """Creates a topic."""
 
     name: str = field()
     topic_id: Uuid = field(default=ZERO_UUID)
 
 
 class PartitionRecord(Message, key=3, versions="0-2", flexible="0+"):
-    """A new partition."""
+    """Creates a partition."""
 
     partition_id: Int32 = field(default=-1)
     topic_id: Uuid = field(default=ZERO_UUID)
@@ -113,21 +113,21 @@ class PartitionChangeRecord(Message, key=5, versions="0-2", flexible="0+"):
 
 
 class FenceBrokerRecord(Message, key=7, versions="0", flexible="0+"):
-    """A broker was fenced (older form of BrokerRegistrationChangeRecord)."""
+    """Fences a broker (older form of BrokerRegistrationChangeRecord)."""
 
     id: Int32 = field()
     epoch: Int64 = field()
 
 
 class UnfenceBrokerRecord(Message, key=8, versions="0", flexible="0+"):
-    """A broker was unfenced (older form)."""
+    """Unfences a broker (older form of BrokerRegistrationChangeRecord)."""
 
     id: Int32 = field()
     epoch: Int64 = field()
 
 
 class RemoveTopicRecord(Message, key=9, versions="0", flexible="0+"):
-    """A topic and its partitions were deleted."""
+    """Deletes a topic and its partitions."""
 
     topic_id: Uuid = field(default=ZERO_UUID)
 
@@ -209,13 +209,13 @@ class AccessControlEntryRecord(Message, key=18, versions="0", flexible="0+"):
 
 
 class RemoveAccessControlEntryRecord(Message, key=19, versions="0", flexible="0+"):
-    """An access control entry was removed."""
+    """Removes an access control entry."""
 
     id: Uuid = field(default=ZERO_UUID)
 
 
 class NoOpRecord(Message, key=20, versions="0", flexible="0+"):
-    """No change; advances the log."""
+    """Changes nothing; advances the log."""
 
 
 class ZkMigrationStateRecord(Message, key=21, versions="0", flexible="0+"):
@@ -225,30 +225,30 @@ class ZkMigrationStateRecord(Message, key=21, versions="0", flexible="0+"):
 
 
 class RemoveUserScramCredentialRecord(Message, key=22, versions="0", flexible="0+"):
-    """A SCRAM credential was removed."""
+    """Removes a SCRAM credential."""
 
     name: str = field()
     mechanism: Int8 = field()
 
 
 class BeginTransactionRecord(Message, key=23, versions="0", flexible="0+"):
-    """The records up to the end of the transaction are applied together."""
+    """Starts a transaction, whose records are applied together."""
 
     name: str | None = field(tag=0)
 
 
 class EndTransactionRecord(Message, key=24, versions="0", flexible="0+"):
-    """The transaction is committed."""
+    """Commits a transaction."""
 
 
 class AbortTransactionRecord(Message, key=25, versions="0", flexible="0+"):
-    """The transaction is aborted."""
+    """Aborts a transaction."""
 
     reason: str | None = field(tag=0)
 
 
 class RemoveDelegationTokenRecord(Message, key=26, versions="0", flexible="0+"):
-    """A delegation token was removed."""
+    """Removes a delegation token."""
 
     token_id: str = field()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -42,33 +43,20 @@ class QuorumMetrics:
         self._registry = registry
         self.on_snapshot: Callable[[SnapshotSeen], None] | None = None
         """Called for each snapshot, in the event loop."""
-        self.generate_ms = Histogram(
-            f"{_CONTROLLER}gensnapshotlatencyms",
-            "Time to make a snapshot, in ms",
-            buckets=_BUCKETS_MS,
-            registry=registry,
-        )
-        self.load_ms = Histogram(
-            f"{_CONTROLLER}loadsnapshotlatencyms",
-            "Time to load a snapshot, in ms",
-            buckets=_BUCKETS_MS,
-            registry=registry,
-        )
+        counter = partial(Counter, registry=registry)
+        histogram = partial(Histogram, buckets=_BUCKETS_MS, registry=registry)
+        self.generate_ms = histogram(f"{_CONTROLLER}gensnapshotlatencyms", "Time to make a snapshot, in ms")
+        self.load_ms = histogram(f"{_CONTROLLER}loadsnapshotlatencyms", "Time to load a snapshot, in ms")
         self.snapshot_bytes = self._gauge(f"{_CONTROLLER}snapshotsizebytes", "Size of the latest snapshot, in bytes")
-        self.failures = Counter(
-            "kipmesh_metadata_snapshot_failures",
-            "Snapshots that could not be written, for example on a full disk",
-            registry=registry,
+        self.failures = counter(
+            "kipmesh_metadata_snapshot_failures", "Snapshots that could not be written, for example on a full disk"
         )
-        self._requests_served = Counter(
-            "kipmesh_metadata_fetch_snapshot_requests",
-            "FetchSnapshot requests served, by error",
-            ("error",),
-            registry=registry,
+        self._requests_served = counter(
+            "kipmesh_metadata_fetch_snapshot_requests", "FetchSnapshot requests served, by error", ("error",)
         )
         self._requests_served.labels(ErrorCode.NONE.name)
-        self._bytes_served = Counter(
-            "kipmesh_metadata_fetch_snapshot_bytes", "Bytes of snapshots sent to other replicas", registry=registry
+        self._bytes_served = counter(
+            "kipmesh_metadata_fetch_snapshot_bytes", "Bytes of snapshots sent to other replicas"
         )
         self._made_s = time.monotonic()
         self._gauge(

@@ -105,8 +105,10 @@ def read_snapshot(
     is_leader: bool,
     response_bytes_max: int,
 ) -> m.FetchSnapshotResponse:
-    """Return the response to FetchSnapshot with bytes from `store`. Blocks on file I/O; a disk error is an error
-    code."""
+    """Return the response to FetchSnapshot with bytes from `store`. Blocks on file I/O.
+
+    A disk error is returned as an error code. `leader` and `is_leader` are those at the arrival of the request.
+    """
 
     def size_of(snapshot_id: m.SnapshotId) -> int | None:
         return store.size(snapshot_id) if snapshot_id.end_offset >= 0 and snapshot_id.epoch >= 0 else None

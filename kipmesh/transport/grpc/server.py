@@ -6,8 +6,7 @@ before `stream_ended` is called.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from kipmesh.messages.kafka import MalformedError
 from kipmesh.messages.proto import encode
 from kipmesh.messages.table import METHODS, PROTO_PACKAGE, SERVICES, Method
 from kipmesh.transport.grpc.descriptors import descriptor_pool
-from kipmesh.transport.grpc.tls import ServerTls
+from kipmesh.transport.grpc.tls import Guard, ServerTls
 from kipmesh.transport.pipeline import CloseConnection, Pipeline
 
 log = structlog.get_logger(__name__)
@@ -29,10 +28,6 @@ log = structlog.get_logger(__name__)
 CLIENT_ID_KEY = "kipmesh-client-id"
 DEFAULT_MESSAGE_BYTES_MAX = 100 << 20
 CONCURRENT_CALLS_MAX = 20_000
-
-
-Guard = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Awaitable[None]]
-"""Aborts a call that the peer is not allowed to make, before its handler runs."""
 
 
 class PortInUseError(Exception):
@@ -108,12 +103,6 @@ def _stream(call: _Call) -> Any:
     return grpc.stream_stream_rpc_method_handler(respond)
 
 
-def _guard(tls: ServerTls | None, method: Method) -> Guard | None:
-    if tls is None or not tls.guards(method.api):
-        return None
-    return functools.partial(tls.check, method.api)
-
-
 class Server:
     """Serves the APIs of one pipeline on one address.
 
@@ -143,7 +132,7 @@ class Server:
         for service in SERVICES:
             methods = [method for method in METHODS[service.name].values() if method.api in pipeline.handlers]
             if methods:
-                calls = [_Call(method, pipeline, _guard(tls, method), listener) for method in methods]
+                calls = [_Call(each, pipeline, tls.guard(each.api) if tls else None, listener) for each in methods]
                 full_name = f"{PROTO_PACKAGE}.{service.name}"
                 handlers = {
                     call.method.name: _stream(call) if call.method.streaming else _unary(call) for call in calls

@@ -6,7 +6,8 @@ gRPC in Python does not support optional client certificates: a listener require
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import grpc
@@ -19,6 +20,9 @@ from kipmesh.transport.tls.files import Material, TlsFiles
 log = structlog.get_logger(__name__)
 
 NAMES_SHOWN_MAX = 5
+
+Guard = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Awaitable[None]]
+"""Aborts a call that the peer is not allowed to make, before its handler runs."""
 
 
 class ServerTls:
@@ -61,11 +65,11 @@ class ServerTls:
         self._served = current.generation
         return configuration
 
-    def guards(self, api: Api) -> bool:
-        """Return whether `check` applies to requests of an API."""
-        return api.is_for_nodes or api.has_replica_id
+    def guard(self, api: Api) -> Guard | None:
+        """Return the check for requests of an API, or None if all peers may send them."""
+        return partial(self._check, api) if api.is_for_nodes or api.has_replica_id else None
 
-    async def check(self, api: Api, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def _check(self, api: Api, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Abort the call with PERMISSION_DENIED if only nodes may send the request and the peer is not a node."""
         if api.has_replica_id and request.replica_id < 0:
             return

@@ -79,7 +79,7 @@ class Listener:
         """Add a connection and return True, unless a limit refuses it."""
         limit = self.shared.counts.add(connection.ip)
         if limit:
-            self.shared.metrics.refused(limit)
+            self.shared.metrics.refused[limit] += 1
             log.warning("connection refused", limit=limit, ip=connection.ip, listener=self.name)
             return False
         self.connections.add(connection)
@@ -151,7 +151,7 @@ class Connection(asyncio.BufferedProtocol):
                 raw, self, context, server_side=True, ssl_handshake_timeout=self._limits.handshake_ms_max / 1000
             )
         except OSError as error:
-            self._shared.metrics.ended("handshake")
+            self._shared.metrics.ended["handshake"] += 1
             log.info("tls handshake failed", error=str(error), peer=self._peer, listener=self._listener.name)
         finally:
             if transport is None:
@@ -457,7 +457,7 @@ class Connection(asyncio.BufferedProtocol):
         transport = self._transport or self._socket
         if transport is None or transport.is_closing():
             return
-        self._shared.metrics.ended(reason)
+        self._shared.metrics.ended[reason] += 1
         log.info("connection closed", reason=reason, detail=text, peer=self._peer, listener=self._listener.name)
         transport.close()
 

@@ -31,8 +31,10 @@ class WireMetrics(Collector):
     def __init__(self, queued_bytes: Callable[[], int], unsent_bytes: Callable[[], int]) -> None:
         self._queued_bytes = queued_bytes
         self._unsent_bytes = unsent_bytes
-        self._ended: Counter[str] = Counter(dict.fromkeys(ENDED, 0))
-        self._refused: Counter[str] = Counter(dict.fromkeys(REFUSED, 0))
+        self.ended: Counter[str] = Counter(dict.fromkeys(ENDED, 0))
+        """Connections that the broker closed, by reason."""
+        self.refused: Counter[str] = Counter(dict.fromkeys(REFUSED, 0))
+        """Connections that the broker refused, by limit."""
         self._open: Counter[str] = Counter()
         self._created: Counter[str] = Counter()
         self._closed: Counter[str] = Counter()
@@ -52,14 +54,6 @@ class WireMetrics(Collector):
         """Count the end of an accepted connection."""
         self._open[listener] -= 1
         self._closed[listener] += 1
-
-    def refused(self, limit: str) -> None:
-        """Count a connection that was refused because of `limit`."""
-        self._refused[limit] += 1
-
-    def ended(self, reason: str) -> None:
-        """Count a connection that the broker closed, by `reason` (see ENDED)."""
-        self._ended[reason] += 1
 
     def software(self, name: str, version: str) -> None:
         """Count a connection by the client software that it reported."""
@@ -82,20 +76,14 @@ class WireMetrics(Collector):
     def _connections(self) -> Iterator[Metric]:
         prefix = "kafka_server_socket_server_metrics_connection_"
         yield _filled(GaugeMetricFamily(prefix + "count", "Open connections.", labels=["listener"]), self._open)
-        for name, text, counts in (
-            ("creation", "Accepted connections.", self._created),
-            ("close", "Closed connections.", self._closed),
+        for name, text, label, counts in (
+            (prefix + "creation", "Accepted connections.", "listener", self._created),
+            (prefix + "close", "Closed connections.", "listener", self._closed),
+            ("kipmesh_wire_connections_refused", "Refused connections, by limit.", "limit", self.refused),
+            ("kipmesh_wire_connections_ended", "Connections closed by the broker, by reason.", "reason", self.ended),
         ):
-            yield _filled(CounterMetricFamily(prefix + name, text, labels=["listener"]), counts)
-        refused = CounterMetricFamily(
-            "kipmesh_wire_connections_refused", "Refused connections, by limit.", labels=["limit"]
-        )
-        yield _filled(refused, self._refused)
-        ended = CounterMetricFamily(
-            "kipmesh_wire_connections_ended", "Connections closed by the broker, by reason.", labels=["reason"]
-        )
-        yield _filled(ended, self._ended)
-        malformed = sum(self._ended[reason] for reason in NO_REQUEST)
+            yield _filled(CounterMetricFamily(name, text, labels=[label]), counts)
+        malformed = sum(self.ended[reason] for reason in NO_REQUEST)
         yield CounterMetricFamily("kipmesh_wire_malformed_frames", "Frames that are not valid requests.", malformed)
         software = CounterMetricFamily(
             "kipmesh_wire_client_software", "Connections by reported client software.", labels=["name", "version"]

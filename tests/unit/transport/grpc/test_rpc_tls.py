@@ -141,7 +141,7 @@ async def test_every_method_is_for_nodes_or_for_clients_on_purpose(world: World)
     for service, methods in METHODS.items():
         for_nodes = {name for name, method in methods.items() if method.api.is_for_nodes}
         for_replicas = {name for name, method in methods.items() if method.api.has_replica_id}
-        guarded = {name for name, method in methods.items() if world.tls.guards(method.api)}
+        guarded = {name for name, method in methods.items() if world.tls.guard(method.api)}
         assert for_nodes == FOR_NODES.get(service, set())
         assert for_replicas == FOR_REPLICAS.get(service, set())
         assert guarded == for_nodes | for_replicas

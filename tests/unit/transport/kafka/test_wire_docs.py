@@ -22,7 +22,7 @@ def test_the_table_of_apis_is_current() -> None:
 def test_reasons_for_which_connections_end_are_told_from_the_start_and_written_down() -> None:
     folders = [ROOT / "kipmesh" / name for name in ("transport", "broker/handlers")]
     source = "".join(path.read_text() for folder in folders for path in sorted(folder.rglob("*.py")))
-    used = set(re.findall(r'(?:CloseConnection|RefusedError|\.end|\._reject|\.ended)\(\s*"([^"]+)"', source))
+    used = set(re.findall(r'(?:CloseConnection\(|RefusedError\(|\.end\(|\._reject\(|\.ended\[)\s*"([^"]+)"', source))
     assert {"held", "users not known", "acks-0", "size", "handshake", "fault"} <= used
     assert used == set(metrics.ENDED)
     table = (ROOT / "docs/wire.md").read_text().partition("| reason ")[2].partition("\n\n")[0]
