@@ -187,11 +187,11 @@ class JobRun:
 
     def __init__(self, name: str, settings: Settings, results: tuple[str, ...] = (PARQUET,)) -> None:
         self.name = name
-        self.folder = JobDirectory(settings.out, name, results)
+        self.directory = JobDirectory(settings.out, name, results)
         self.screen = Screen(to_stderr=settings.as_json)
         self.client = settings.client
         """Client configuration for a cluster that an option names."""
-        self.parquet = self.folder.parquet
+        self.parquet = self.directory.parquet
         """Directory for tables during the run, one subdirectory each."""
         self.step = self.screen.step
         self._settings = settings
@@ -212,7 +212,7 @@ class JobRun:
 
         chosen = {"spark.master": self._settings.master, **self._settings.spark}
         name, memory = f"kipmesh {self.name}", self._settings.memory
-        self._spark = local_session(name, self.folder.spark, memory=memory, settings=chosen)
+        self._spark = local_session(name, self.directory.spark, memory=memory, settings=chosen)
         return self._spark
 
     def use(self, spark: SparkSession) -> None:
@@ -261,19 +261,19 @@ def run_job(job: Job[O], options: O, settings: Settings) -> Outcome:
         raise JobError(f"job {job.name} needs {', '.join(missing)}: pip install 'kipmesh[spark]'")
     run = JobRun(job.name, settings, job.results)
     try:
-        with run.folder.locked(), _quiet_interrupts():
-            run.folder.begin()
+        with run.directory.locked(), _quiet_interrupts():
+            run.directory.begin()
             try:
                 outcome = job.run(run, options)
                 page = render(outcome.page, generated=datetime.now(UTC), stages=run.screen.stages)
                 run.stop()
-                run.folder.publish({REPORT: page, SUMMARY: json.dumps(outcome.summary, indent=2) + "\n"})
+                run.directory.publish({REPORT: page, SUMMARY: json.dumps(outcome.summary, indent=2) + "\n"})
             finally:
                 run.stop()
-                run.folder.drop()
+                run.directory.drop()
         _print_outcome(run, outcome)
     except KeyboardInterrupt as interrupt:
-        interrupt.add_note(run.folder.left)
+        interrupt.add_note(run.directory.left)
         raise
     return outcome
 
@@ -314,7 +314,7 @@ def _print_outcome(run: JobRun, outcome: Outcome) -> None:
     for line in outcome.lines:
         screen.line(f"  {line}")
     for name, content in ((REPORT, "report, opens in any browser"), (PARQUET, "tables"), (SUMMARY, "figures")):
-        screen.line(f"  {run.folder.root / name}  ({content})")
+        screen.line(f"  {run.directory.root / name}  ({content})")
 
 
 @contextmanager

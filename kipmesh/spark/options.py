@@ -127,7 +127,7 @@ def canonical(raw: Mapping[str, str], known: Iterable[str], refused: Mapping[str
     """
     known = tuple(known)
     spelling = {name.lower(): name for name in (*known, *refused)}
-    given: dict[str, str] = {}
+    options: dict[str, str] = {}
     for name, value in raw.items():
         spelled = spelling.get(name.lower(), name)
         if spelled in refused:
@@ -136,13 +136,13 @@ def canonical(raw: Mapping[str, str], known: Iterable[str], refused: Mapping[str
             spelled = name.lower()
             if not spelled.startswith(CLIENT_PREFIX):
                 raise InvalidOptionError(name, f"is unknown; use one of {', '.join(known)} or {CLIENT_PREFIX}*")
-        given[spelled] = str(value).strip()
-    return given
+        options[spelled] = str(value).strip()
+    return options
 
 
-def parse_bootstrap(given: Mapping[str, str]) -> str:
+def parse_bootstrap(options: Mapping[str, str]) -> str:
     """Return the required option `kafka.bootstrap.servers` (host:port,host:port). Raises InvalidOptionError."""
-    servers = given.get(BOOTSTRAP, "")
+    servers = options.get(BOOTSTRAP, "")
     if not servers:
         raise InvalidOptionError(BOOTSTRAP, "is required, as host:port,host:port")
     for server in servers.split(","):
@@ -153,14 +153,14 @@ def parse_bootstrap(given: Mapping[str, str]) -> str:
 
 
 def client_settings(
-    given: Mapping[str, str], kind: type[Config], defaults: Mapping[str, str], *, but: Collection[str] = ()
+    options: Mapping[str, str], kind: type[Config], defaults: Mapping[str, str], *, but: Collection[str] = ()
 ) -> dict[str, str]:
     """Return the client configuration: `kafka.*` options without prefix, over `defaults`.
 
     Args: kind: configuration class that validates the result; but: options to leave out. Raises InvalidOptionError.
     """
     config = dict(defaults)
-    for name, value in given.items():
+    for name, value in options.items():
         if name.startswith(CLIENT_PREFIX) and name != BOOTSTRAP and name not in but:
             config[name.removeprefix(CLIENT_PREFIX)] = value
     try:
@@ -173,32 +173,32 @@ def client_settings(
 
 
 def parse_bool(
-    given: Mapping[str, str], name: str, *, default: bool, words: tuple[str, str] = ("false", "true")
+    options: Mapping[str, str], name: str, *, default: bool, words: tuple[str, str] = ("false", "true")
 ) -> bool:
     """Return whether an option is the second of two `words`, in any case. Raises InvalidOptionError."""
-    value = given.get(name, words[default]).lower()
+    value = options.get(name, words[default]).lower()
     if value not in words:
         raise InvalidOptionError(name, f"must be {words[1]} or {words[0]}, got {value!r}")
     return value == words[1]
 
 
-def parse_positive(given: Mapping[str, str], name: str) -> int | None:
+def parse_positive(options: Mapping[str, str], name: str) -> int | None:
     """Return an option that is a positive integer, or None if it is not set. Raises InvalidOptionError."""
-    if name not in given:
+    if name not in options:
         return None
-    value = given[name]
+    value = options[name]
     if not (value.isascii() and value.isdigit() and int(value) > 0):
         raise InvalidOptionError(name, f"must be a positive integer, got {value!r}")
     return int(value)
 
 
-def parse_duration_ms(given: Mapping[str, str], name: str, *, default_ms: int) -> int:
+def parse_duration_ms(options: Mapping[str, str], name: str, *, default_ms: int) -> int:
     """Return a duration in ms: 500ms, 30s, 15m, 1h or a number of ms. Raises InvalidOptionError."""
-    if name not in given:
+    if name not in options:
         return default_ms
-    found = re.fullmatch(r"([0-9]{1,15})\s*([a-z]*)", given[name].lower())
+    found = re.fullmatch(r"([0-9]{1,15})\s*([a-z]*)", options[name].lower())
     if found is None or found.group(2) not in _UNITS_MS:
-        raise InvalidOptionError(name, f"must be a duration such as 500ms, 30s, 15m or 1h, got {given[name]!r}")
+        raise InvalidOptionError(name, f"must be a duration such as 500ms, 30s, 15m or 1h, got {options[name]!r}")
     return int(int(found.group(1)) * _UNITS_MS[found.group(2)])
 
 
@@ -264,44 +264,44 @@ class SourceOptions:
 
 def parse_options(raw: Mapping[str, str], mode: Mode) -> SourceOptions:
     """Validate the options of a read. Raises InvalidOptionError, which names the option."""
-    given = canonical(raw, _KNOWN, _REFUSED)
-    topics, pattern, assignment = _parse_strategy(given)
-    starting, ending = _parse_bounds(given, mode)
-    least, most = parse_positive(given, "minOffsetsPerTrigger"), parse_positive(given, "maxOffsetsPerTrigger")
+    options = canonical(raw, _KNOWN, _REFUSED)
+    topics, pattern, assignment = _parse_strategy(options)
+    starting, ending = _parse_bounds(options, mode)
+    least, most = parse_positive(options, "minOffsetsPerTrigger"), parse_positive(options, "maxOffsetsPerTrigger")
     if least is not None and most is not None and least > most:
         raise InvalidOptionError("minOffsetsPerTrigger", f"must not exceed maxOffsetsPerTrigger {most}, got {least}")
-    min_partitions, max_records, max_tasks = _parse_tasks(given)
+    min_partitions, max_records, max_tasks = _parse_tasks(options)
     return SourceOptions(
-        bootstrap=parse_bootstrap(given),
+        bootstrap=parse_bootstrap(options),
         topics=topics,
         pattern=pattern,
         assignment=assignment,
         starting=starting,
         ending=ending,
         later_than_any_is_latest=parse_bool(
-            given, "startingOffsetsByTimestampStrategy", default=False, words=("error", "latest")
+            options, "startingOffsetsByTimestampStrategy", default=False, words=("error", "latest")
         ),
-        fail_on_data_loss=parse_bool(given, "failOnDataLoss", default=True),
-        include_headers=parse_bool(given, "includeHeaders", default=False),
-        include_record_id=parse_bool(given, "includeRecordId", default=False),
-        push_filters=parse_bool(given, "pushFilters", default=False),
+        fail_on_data_loss=parse_bool(options, "failOnDataLoss", default=True),
+        include_headers=parse_bool(options, "includeHeaders", default=False),
+        include_record_id=parse_bool(options, "includeRecordId", default=False),
+        push_filters=parse_bool(options, "pushFilters", default=False),
         max_offsets_per_trigger=most,
         min_offsets_per_trigger=least,
-        max_trigger_delay_ms=parse_duration_ms(given, "maxTriggerDelay", default_ms=_MAX_TRIGGER_DELAY_MS),
+        max_trigger_delay_ms=parse_duration_ms(options, "maxTriggerDelay", default_ms=_MAX_TRIGGER_DELAY_MS),
         min_partitions=min_partitions,
         max_records_per_partition=max_records,
         max_tasks=max_tasks,
-        poll_timeout_ms=parse_positive(given, "kafkaConsumer.pollTimeoutMs") or _POLL_TIMEOUT_MS,
+        poll_timeout_ms=parse_positive(options, "kafkaConsumer.pollTimeoutMs") or _POLL_TIMEOUT_MS,
         client_config=client_settings(
-            given, ConsumerConfig, {**_SCAN_CONFIG, "client.id": _parse_client_id(given)}, but=(_GROUP_ID,)
+            options, ConsumerConfig, {**_SCAN_CONFIG, "client.id": _parse_client_id(options)}, but=(_GROUP_ID,)
         ),
     )
 
 
-def _parse_tasks(given: Mapping[str, str]) -> tuple[int | None, int | None, int | None]:
+def _parse_tasks(options: Mapping[str, str]) -> tuple[int | None, int | None, int | None]:
     """Return minPartitions, maxRecordsPerPartition and maxTasks."""
-    least, longest = parse_positive(given, "minPartitions"), parse_positive(given, "maxRecordsPerPartition")
-    most = parse_positive(given, "maxTasks")
+    least, longest = parse_positive(options, "minPartitions"), parse_positive(options, "maxRecordsPerPartition")
+    most = parse_positive(options, "maxTasks")
     if most is not None and longest is not None:
         raise InvalidOptionError("maxTasks", "excludes maxRecordsPerPartition, which may need more tasks")
     if most is not None and least is not None and least > most:
@@ -309,10 +309,10 @@ def _parse_tasks(given: Mapping[str, str]) -> tuple[int | None, int | None, int 
     return least, longest, most
 
 
-def _parse_client_id(given: Mapping[str, str]) -> str:
+def _parse_client_id(options: Mapping[str, str]) -> str:
     """Return the client id of the readers. They join no group, so the group id or its prefix serves as the name."""
-    name = _GROUP_ID if _GROUP_ID in given else "groupIdPrefix"
-    value = given.get(name, _GROUP_ID_PREFIX)
+    name = _GROUP_ID if _GROUP_ID in options else "groupIdPrefix"
+    value = options.get(name, _GROUP_ID_PREFIX)
     _check_length(name, value, _CLIENT_ID_LENGTH_MAX)
     return value
 
@@ -322,12 +322,12 @@ def _check_length(name: str, value: str, length_max: int) -> None:
         raise InvalidOptionError(name, f"must have 1 to {length_max} characters, got {len(value)}")
 
 
-def _parse_strategy(given: Mapping[str, str]) -> tuple[tuple[str, ...], str, tuple[TopicPartition, ...]]:
-    chosen = [name for name in _STRATEGIES if name in given]
+def _parse_strategy(options: Mapping[str, str]) -> tuple[tuple[str, ...], str, tuple[TopicPartition, ...]]:
+    chosen = [name for name in _STRATEGIES if name in options]
     if len(chosen) != 1:
         found = " and ".join(chosen) or "none"
         raise InvalidOptionError("subscribe", f"or assign or subscribePattern is required, exactly one, got {found}")
-    name, value = chosen[0], given[chosen[0]]
+    name, value = chosen[0], options[chosen[0]]
     if not value:
         raise InvalidOptionError(name, "must not be empty")
     if name == "assign":
@@ -344,41 +344,41 @@ def _parse_strategy(given: Mapping[str, str]) -> tuple[tuple[str, ...], str, tup
     return (), value, ()
 
 
-def _parse_bounds(given: Mapping[str, str], mode: Mode) -> tuple[Bound, Bound]:
-    starting = _parse_bound(given, "starting", "latest" if mode is Mode.STREAM else "earliest")
+def _parse_bounds(options: Mapping[str, str], mode: Mode) -> tuple[Bound, Bound]:
+    starting = _parse_bound(options, "starting", "latest" if mode is Mode.STREAM else "earliest")
     if mode is Mode.STREAM:
         for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
-            if name in given:
+            if name in options:
                 raise OtherModeError(name, "belongs to batch queries, a streaming query has no end")
         return starting, Bound(BoundKind.LATEST, "endingOffsets")
     for name in _OF_STREAMS:
-        if name in given:
+        if name in options:
             raise OtherModeError(name, "belongs to streaming queries")
     if starting.kind is BoundKind.LATEST or starting.has_offset(LATEST_OFFSET):
         raise InvalidOptionError(starting.option, "must not be latest (-1) in a batch query")
-    ending = _parse_bound(given, "ending", "latest")
+    ending = _parse_bound(options, "ending", "latest")
     if ending.kind is BoundKind.EARLIEST or ending.has_offset(EARLIEST_OFFSET):
         raise InvalidOptionError(ending.option, "must not be earliest (-2), the query would read no records")
     return starting, ending
 
 
-def _parse_bound(given: Mapping[str, str], side: str, default: str) -> Bound:
+def _parse_bound(options: Mapping[str, str], side: str, default: str) -> Bound:
     """Apply the precedence of Spark's Kafka connector: timestamp, then timestamps, then offsets."""
     timestamp, timestamps, offsets = f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"
-    if timestamp in given:
-        if not given[timestamp].isdigit():
-            raise InvalidOptionError(timestamp, f"must be milliseconds since 1970, got {given[timestamp]!r}")
-        return Bound(BoundKind.TIMESTAMP, timestamp, timestamp_ms=int(given[timestamp]))
-    if timestamps in given:
-        positions = parse_partition_numbers(timestamps, given[timestamps], least=0)
+    if timestamp in options:
+        if not options[timestamp].isdigit():
+            raise InvalidOptionError(timestamp, f"must be milliseconds since 1970, got {options[timestamp]!r}")
+        return Bound(BoundKind.TIMESTAMP, timestamp, timestamp_ms=int(options[timestamp]))
+    if timestamps in options:
+        positions = parse_partition_numbers(timestamps, options[timestamps], least=0)
         return Bound(BoundKind.TIMESTAMPS, timestamps, positions)
-    match given.get(offsets, default).lower():
+    match options.get(offsets, default).lower():
         case "earliest":
             return Bound(BoundKind.EARLIEST, offsets)
         case "latest":
             return Bound(BoundKind.LATEST, offsets)
         case _:
-            positions = parse_partition_numbers(offsets, given[offsets], least=EARLIEST_OFFSET)
+            positions = parse_partition_numbers(offsets, options[offsets], least=EARLIEST_OFFSET)
             return Bound(BoundKind.OFFSETS, offsets, positions)
 
 
@@ -394,39 +394,39 @@ class WriteOptions:
     client_config: Mapping[str, str]
 
 
-def _check_acknowledged(given: Mapping[str, str]) -> None:
+def _check_acknowledged(options: Mapping[str, str]) -> None:
     """Reject settings that would allow lost or duplicate rows."""
-    acks = given.get("kafka.acks", "all")
+    acks = options.get("kafka.acks", "all")
     if acks not in ("all", "-1"):
         raise InvalidOptionError(
             "kafka.acks", f"must be all or -1, got {acks!r}: a task waits for all in-sync replicas"
         )
-    if not parse_bool(given, "kafka.enable.idempotence", default=True):
+    if not parse_bool(options, "kafka.enable.idempotence", default=True):
         raise InvalidOptionError("kafka.enable.idempotence", "must be true: a task writes each of its rows once")
 
 
 def parse_write_options(raw: Mapping[str, str], mode: Mode) -> WriteOptions:
     """Validate the options of a write. Raises InvalidOptionError, which names the option."""
-    given = canonical(raw, _WRITE_KNOWN, _WRITE_REFUSED)
-    topic, batch_id = given.get("topic"), given.get("batchId")
+    options = canonical(raw, _WRITE_KNOWN, _WRITE_REFUSED)
+    topic, batch_id = options.get("topic"), options.get("batchId")
     if topic == "":
         raise InvalidOptionError("topic", "must not be empty")
-    write_ids = parse_bool(given, "writeIds", default=True)
+    write_ids = parse_bool(options, "writeIds", default=True)
     if batch_id is not None:
         if mode is Mode.STREAM:
             raise InvalidOptionError("batchId", "belongs to batch writes, Spark numbers the batches of a stream")
         _check_length("batchId", batch_id, _BATCH_ID_LENGTH_MAX)
         if not write_ids:
             raise InvalidOptionError("batchId", "needs writeIds true, got false")
-    _check_acknowledged(given)
-    client_config = client_settings(given, ProducerConfig, _PRODUCER_CONFIG)
+    _check_acknowledged(options)
+    client_config = client_settings(options, ProducerConfig, _PRODUCER_CONFIG)
     if not ProducerConfig.parse(client_config).enable_idempotence:  # two other keys disable it implicitly
         name = "retries" if client_config.get("retries") == "0" else "max.in.flight.requests.per.connection"
         raise InvalidOptionError(f"kafka.{name}", "disables the idempotent producer, which writes need")
     return WriteOptions(
-        bootstrap=parse_bootstrap(given),
+        bootstrap=parse_bootstrap(options),
         topic=topic,
-        include_headers=parse_bool(given, "includeHeaders", default=True),
+        include_headers=parse_bool(options, "includeHeaders", default=True),
         write_ids=write_ids,
         batch_id=batch_id,
         client_config=client_config,

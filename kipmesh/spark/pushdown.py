@@ -43,12 +43,12 @@ _COMPARISONS: Final[Mapping[type[Filter], Test]] = {
     GreaterThanOrEqual: operator.ge,
     LessThan: operator.lt,
     LessThanOrEqual: operator.le,
-    In: lambda own, given: own in given,
+    In: lambda own, values: own in values,
 }
 _OF_TEXT: Final[Mapping[type[Filter], Test]] = {
     StringStartsWith: str.startswith,
     StringEndsWith: str.endswith,
-    StringContains: lambda own, given: given in own,
+    StringContains: lambda own, value: value in own,
 }
 _NEVER_NULL: Final = ("topic", "partition", "offset", "timestamp", "timestampType")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -59,7 +59,7 @@ class Times(Protocol):
     """Finds offsets by time."""
 
     def offsets_for_times(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """Return the first offset with at least the given timestamp (ms), None if all records are older."""
+        """Return the first offset with at least the filter_ timestamp (ms), None if all records are older."""
 
 
 @dataclass
@@ -75,9 +75,9 @@ class Pushdown:
         """Use filters for planning; return those that Spark must apply, unchanged."""
         return [each for each in filters if not self._decides(each)]
 
-    def _decides(self, given: Filter) -> bool:
+    def _decides(self, filter_: Filter) -> bool:
         """Use a filter if possible; return whether planning alone decides it."""
-        inner, wanted = (given.child, False) if isinstance(given, Not) else (given, True)
+        inner, wanted = (filter_.child, False) if isinstance(filter_, Not) else (filter_, True)
         attribute: tuple[str, ...] = getattr(inner, "attribute", ())
         column = attribute[0] if len(attribute) == 1 else None
         if isinstance(inner, IsNotNull):
@@ -92,20 +92,20 @@ class Pushdown:
             self._use_time(inner)
         return False
 
-    def _decides_partition(self, given: Filter, column: str, wanted: bool) -> bool:
+    def _decides_partition(self, filter_: Filter, column: str, wanted: bool) -> bool:
         kind, own = (str, 0) if column == "topic" else (int, 1)
-        test = {**_COMPARISONS, **(_OF_TEXT if kind is str else {})}.get(type(given))
-        value: Any = getattr(given, "value", None)
-        if test is None or not _is_of(kind, given, value):
+        test = {**_COMPARISONS, **(_OF_TEXT if kind is str else {})}.get(type(filter_))
+        value: Any = getattr(filter_, "value", None)
+        if test is None or not _is_of(kind, filter_, value):
             return False
         self.tests.append(_Test(test, own, value, wanted))
         return True
 
-    def _decides_offset(self, given: Filter) -> bool:
-        value: Any = getattr(given, "value", None)
-        if not _is_of(int, given, value):
+    def _decides_offset(self, filter_: Filter) -> bool:
+        value: Any = getattr(filter_, "value", None)
+        if not _is_of(int, filter_, value):
             return False
-        match given:
+        match filter_:
             case EqualTo() | EqualNullSafe():
                 self._narrow(value, value + 1)
             case GreaterThan():
@@ -129,11 +129,11 @@ class Pushdown:
         if end is not None:
             self.end_offset = end if self.end_offset is None else min(self.end_offset, end)
 
-    def _use_time(self, given: Filter) -> None:
-        value: Any = getattr(given, "value", None)
-        if not _is_of(datetime, given, value):
+    def _use_time(self, filter_: Filter) -> None:
+        value: Any = getattr(filter_, "value", None)
+        if not _is_of(datetime, filter_, value):
             return
-        match given:
+        match filter_:
             case EqualTo() | EqualNullSafe() | GreaterThanOrEqual():
                 least = _ceil_ms(value)
             case GreaterThan():
@@ -182,9 +182,9 @@ class _Test:
         return self.test(partition[self.own], self.value) is self.wanted
 
 
-def _is_of(kind: type, given: Filter, value: Any) -> bool:
+def _is_of(kind: type, filter_: Filter, value: Any) -> bool:
     """Whether all values of a filter have this type and are not null. A datetime needs a time zone."""
-    if isinstance(given, In):
+    if isinstance(filter_, In):
         values = list(value)
         return bool(values) and all(_is_one(kind, each) for each in values)
     return _is_one(kind, value)

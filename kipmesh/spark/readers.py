@@ -117,7 +117,7 @@ class KipmeshReader(_Executor, DataSourceReader):
 
 
 class FilterTaker:
-    """The `pushFilters` method of a batch reader, which looks inherited to Spark.
+    """The `pushFilters` method of a batch reader, which Spark takes for the inherited one.
 
     While spark.sql.python.filterPushdown.enabled is false, the default, Spark rejects a reader that overrides
     `pushFilters`. It compares the method's `__func__` with that of the base class.

@@ -127,9 +127,9 @@ def rows_of(arrow: pa.RecordBatch, options: WriteOptions) -> list[Row]:
     return list(zip(topics, keys, values, column("partition"), times_ms, headers, strict=True))
 
 
-def _headers(given: list[dict[str, Any] | None] | None) -> list[Header]:
+def _headers(values: list[dict[str, Any] | None] | None) -> list[Header]:
     headers: list[Header] = []
-    for each in given or ():
+    for each in values or ():
         if each is None:
             raise ValueError("the column headers has a header that is null; remove it from the array")
         if each["key"] is None:

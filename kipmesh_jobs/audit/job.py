@@ -125,12 +125,12 @@ def _compute(run: JobRun, inventory: Inventory, replicas: list[tuple[str, str]],
 
     spark = run.spark
     spark.dataSource.register(SegmentsDataSource)
-    given = {"replicas": json.dumps([f"{name}={path}" for name, path in replicas]), "topics": ",".join(topics)}
-    segments = {**given, "content": "segments", "records": "compacted"}
+    common = {"replicas": json.dumps([f"{name}={path}" for name, path in replicas]), "topics": ",".join(topics)}
+    segments = {**common, "content": "segments", "records": "compacted"}
     parquet = run.parquet
     with run.spark_step("Read and check the segments", len(plan_tasks(segments))):
         spark.read.format(NAME).options(**segments).load().write.parquet(str(parquet / "batches"))
-    snapshots = {**given, "content": "snapshots"}
+    snapshots = {**common, "content": "snapshots"}
     with run.spark_step("Read and check the snapshots", len(plan_tasks(snapshots))):
         found = spark.read.format(NAME).options(**snapshots).load()
         found.write.parquet(str(parquet / "snapshots"))

@@ -144,20 +144,20 @@ def _records_below(logs: Sequence[ReplicaLog], records: str) -> dict[tuple[str, 
 
 
 def _options(raw: Any) -> dict[str, str]:
-    given = {str(key).lower(): str(value) for key, value in dict(raw).items()}
-    unknown = sorted(given.keys() - _OPTIONS)
+    raw_options = {str(key).lower(): str(value) for key, value in dict(raw).items()}
+    unknown = sorted(raw_options.keys() - _OPTIONS)
     if unknown:
         raise JobError(f"option {unknown[0]} is unknown, use one of {', '.join(sorted(_OPTIONS))}")
-    options = {"topics": "", "content": "segments", "records": "none", **given}
+    options = {"topics": "", "content": "segments", "records": "none", **raw_options}
     try:
         replicas = json.loads(options.get("replicas", ""))
         if not (isinstance(replicas, list) and all(isinstance(one, str) and "=" in one for one in replicas)):
             raise ValueError
     except ValueError:
         raise JobError('option replicas must be a JSON list of "NAME=PATH"') from None
-    for name, values in (("content", ("segments", "snapshots")), ("records", ("none", "compacted", "all"))):
-        if options[name] not in values:
-            raise JobError(f"option {name} must be one of {', '.join(values)}, got {options[name]!r}")
+    for name, allowed in (("content", ("segments", "snapshots")), ("records", ("none", "compacted", "all"))):
+        if options[name] not in allowed:
+            raise JobError(f"option {name} must be one of {', '.join(allowed)}, got {options[name]!r}")
     return options
 
 

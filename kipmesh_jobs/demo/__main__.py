@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dir", type=Path, default=Path("build/demo"), help="output directory (build/demo)")
     parser.add_argument("--keep", action="store_true", help="leave the cluster running")
     parser.add_argument("--json", action="store_true", help="print only the summary, as JSON, to standard output")
-    given = parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
 
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from kipmesh.cluster import ClusterError
@@ -37,10 +37,10 @@ def main(arguments: list[str] | None = None) -> int:
     from kipmesh.spark.java import JavaMissingError
     from kipmesh_jobs.demo.run import JOB, Options
 
-    settings = Settings(given.dir, master="local[2]", as_json=given.json)
+    settings = Settings(parsed.dir, master="local[2]", as_json=parsed.json)
     try:
         with signals_as_interrupt():
-            outcome = run_job(JOB, Options(given.scale, given.limit, given.keep), settings)
+            outcome = run_job(JOB, Options(parsed.scale, parsed.limit, parsed.keep), settings)
     except KeyboardInterrupt as interrupt:
         print("kipmesh demo: interrupted, cluster and Spark are stopped", file=sys.stderr)
         return _EXIT_SIGNAL + next(iter(interrupt.args), signal.SIGINT)
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         option = " (--dir)" if isinstance(error, OutputBusyError) else ""
         print(f"kipmesh demo: {error}{option}", file=sys.stderr)
         return _EXIT_FAILED
-    if given.json:
+    if parsed.json:
         print(json.dumps(outcome.summary, indent=2))
     return 0 if outcome.passed else _EXIT_FAILED
 

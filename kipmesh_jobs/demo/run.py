@@ -58,18 +58,18 @@ def run(run: JobRun, options: Options) -> Outcome:
     begin = time.monotonic()
     source = dataset.find_directory()
     ensure_java(run.screen.line)
-    folder = run.folder.root / "cluster"
-    left = feed.remove_cluster(folder)
+    directory = run.directory.root / "cluster"
+    left = feed.remove_cluster(directory)
     if left:
         run.screen.line(f"  stopped {left} processes of an earlier run")
     with ExitStack() as stack:
         with run.step("Start the mesh and Spark"):
             started = stack.enter_context(_starting(run))
-            cluster = stack.enter_context(feed.local_cluster(folder, Counts(1, 1, 2, 1), keep=options.keep))
+            cluster = stack.enter_context(feed.local_cluster(directory, Counts(1, 1, 2, 1), keep=options.keep))
             year = dataset.load_flights(source, limit=options.limit)
             started()
         facts, tables = _run(run, options, cluster, year, source, begin)
-    return _outcome(facts, tables, run.screen.stages, options, folder)
+    return _outcome(facts, tables, run.screen.stages, options, directory)
 
 
 @contextmanager
@@ -156,7 +156,7 @@ def _stream(
         topic=TOPIC,
         ends=ends,
         parquet=run.parquet,
-        checkpoints=run.folder.work / "checkpoint",
+        checkpoints=run.directory.work / "checkpoint",
         max_offsets_per_trigger=max(_BATCH_RECORDS_MIN, min(_BATCH_RECORDS_MAX, -(-total // _MICRO_BATCHES))),
     )
     return streams.run_flights(run.spark, settings, references, report)
@@ -210,7 +210,9 @@ def _read_from_service(cluster: ProcessCluster) -> tuple[str, list[str]]:
     return f"GET {url}", [line for line in lines if line]
 
 
-def _outcome(facts: dict[str, Any], tables: Tables, stages: Sequence[Stage], options: Options, folder: Path) -> Outcome:
+def _outcome(
+    facts: dict[str, Any], tables: Tables, stages: Sequence[Stage], options: Options, directory: Path
+) -> Outcome:
     state = "is running" if options.keep else "can be restarted with: kipmesh local up"
     sample = facts.pop("sample_lines")
     lines = (
@@ -219,7 +221,7 @@ def _outcome(facts: dict[str, Any], tables: Tables, stages: Sequence[Stage], opt
         f"{facts['records']:,} flights in {facts['total_seconds']:.1f} s: produced"
         f" {facts['produce_records_per_second']:,.0f}/s ({facts['produce_mb_per_second']:.1f} MB/s, acks=all),"
         f" streamed {facts['stream_records_per_second']:,.0f}/s, Spark read {facts['read_records_per_second']:,.0f}/s",
-        f"{folder}  (the cluster {state} --dir {folder})",
+        f"{directory}  (the cluster {state} --dir {directory})",
     )
     checks = tuple(Check(**one) for one in facts["checks"])
     return Outcome(facts, make_page(tables, facts, stages, sample), lines, checks, facts["passed"])

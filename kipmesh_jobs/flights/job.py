@@ -98,7 +98,7 @@ def _cluster(run: JobRun, options: Options) -> Iterator[tuple[str, Expected | No
             feed.produce(options.bootstrap, options.topic, records, done, run.client)
         yield options.bootstrap, expected
         return
-    directory = run.folder.root / "cluster"
+    directory = run.directory.root / "cluster"
     feed.remove_cluster(directory)
     try:
         with feed.local_cluster(directory, feed.COUNTS) as cluster:
@@ -125,7 +125,7 @@ def _run(run: JobRun, options: Options, bootstrap: str, expected: Expected | Non
         topic=options.topic,
         ends=ends,
         parquet=run.parquet,
-        checkpoints=run.folder.work / "checkpoints",
+        checkpoints=run.directory.work / "checkpoints",
         max_offsets_per_trigger=options.max_offsets,
         watermark=options.watermark,
         window=options.window,

@@ -191,8 +191,8 @@ def _write_atomically(path: Path, text: str) -> None:
     hidden.rename(path)
 
 
-def _write(batch: DataFrame, folder: Path, number: int) -> None:
-    batch.write.mode("overwrite").parquet(str(folder / f"batch={number:05d}"))
+def _write(batch: DataFrame, directory: Path, number: int) -> None:
+    batch.write.mode("overwrite").parquet(str(directory / f"batch={number:05d}"))
 
 
 def _run(

@@ -113,10 +113,10 @@ def _metadata() -> list[Figure]:
         _exact("526", "target of 100 cached topics", "20: max(100 / 300 x 10, 20)", few, 20),
         _exact("526", "target of 10,000 cached topics", "333.3: 10,000 / 300 x 10", many, 334, f"{many} (rounded up)"),
         _exact("526", start, f"O(n): {topics}", new.requests[0], topics),
-        _exact("526", "topics asked for in them: only urgent ones", number(topics), new.topics[0], topics),
+        _exact("526", "topics in them: only urgent ones", number(topics), new.topics[0], topics),
         _exact(
             "526",
-            "the same when each request asks for all known topics",
+            "the same if each request has all known topics",
             f"n (n + 1) / 2 = {pairs:,}",
             old.topics[0],
             pairs,

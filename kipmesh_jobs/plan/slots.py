@@ -59,10 +59,10 @@ class _Empty:
     """Partitions without records."""
 
     def read(
-        self, topic: str, topic_id: bytes, asked: FetchPartition, max_bytes: int, min_one_batch: bool
+        self, topic: str, topic_id: bytes, requested: FetchPartition, max_bytes: int, min_one_batch: bool
     ) -> PartitionRead:
         """See `Reader`."""
-        return PartitionRead(PartitionData(asked.partition, 0, 0, 0, 0))
+        return PartitionRead(PartitionData(requested.partition, 0, 0, 0, 0))
 
     def topic_name(self, topic_id: bytes) -> str:
         """See `Reader`."""

@@ -73,7 +73,7 @@ def replicas(written: Path, tmp_path: Path) -> Path:
 def audit(spark: SparkSession, replicas: Path, out: Path, **options: Any) -> Outcome:
     job = JobRun("audit", Settings(out, as_json=True))
     job.use(spark)
-    job.folder.begin()
+    job.directory.begin()
     return run(job, Options(replicas=[f"{name}={replicas / name}" for name in NODES], **options))
 
 

@@ -32,7 +32,7 @@ GOOD = (
 
 def job_run(spark: SparkSession, folder: Path) -> JobRun:
     made = JobRun("flights", Settings(folder, as_json=True))
-    made.folder.begin()
+    made.directory.begin()
     made.use(spark)
     return made
 

@@ -27,7 +27,7 @@ BASE = 1_772_359_200_000
 
 def job_run(spark: SparkSession, folder: Path) -> JobRun:
     made = JobRun("kip-report", Settings(folder, as_json=True))
-    made.folder.begin()
+    made.directory.begin()
     made.use(spark)
     return made
 

@@ -18,7 +18,7 @@ SMALL = Options(brokers=12, topics=120, topic_partitions=5, producers=1_000, bat
 def test_a_plan_on_spark_is_the_plan(spark: SparkSession, tmp_path: Path) -> None:
     job = JobRun("plan", Settings(tmp_path, as_json=True))
     job.use(spark)
-    job.folder.begin()
+    job.directory.begin()
     outcome = run(job, SMALL)
     assert outcome.passed, outcome.lines
     assert outcome.summary["passed"]
