@@ -1,1 +1,1 @@
-"""The consumer service."""
+"""The consumer service: streams records over HTTP."""

@@ -1,4 +1,4 @@
-"""`python -m kipmesh_consumer`: records of a mesh over HTTP, as a process."""
+"""`python -m kipmesh_consumer`: run the consumer service."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _make(config: ConsumerServiceConfig) -> Node:
 
 SERVICE = Service(
     module="kipmesh_consumer",
-    summary="Reads topics and streams their records over HTTP as NDJSON or server-sent events; reports lag.",
+    summary="Consumer service: streams records over HTTP as NDJSON or server-sent events, and reports lag.",
     examples=_EXAMPLES,
     config_type=lambda: ConsumerServiceConfig,
     make=_make,

@@ -1,8 +1,7 @@
-"""The HTTP API: `/v1/topics`, `/v1/topics/{topic}/records`, `/v1/lag`, and the probes.
+"""The HTTP API: `/v1/topics`, `/v1/topics/{topic}/records`, `/v1/lag`, probes and metrics. See docs/http-api.md.
 
-Every error is JSON with Kafka's code: 400 for a wrong or unknown parameter, 404 for an unknown topic, partition or
-path, 405 for another method, 416 for an offset that is not there, 503 when the service has no place left or the mesh
-does not answer. docs/http-api.md describes it all.
+Errors are JSON with Kafka's error code. Status: 400 invalid or unknown parameter; 404 unknown topic, partition or path;
+405 wrong method; 416 offset out of range; 503 too many streams or cluster not available.
 """
 
 from __future__ import annotations
@@ -39,23 +38,24 @@ from kipmesh_consumer.streams import StreamsExhaustedError
 
 TopicName = Annotated[str, Path(min_length=1, max_length=249, description="Name of the topic")]
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": models.Error, "description": "A parameter is wrong"},
-    404: {"model": models.Error, "description": "No such topic or partition"},
-    416: {"model": models.Error, "description": "No such offset"},
-    503: {"model": models.Error, "description": "No place for another stream, or the mesh does not answer"},
+    400: {"model": models.Error, "description": "Invalid parameter"},
+    404: {"model": models.Error, "description": "Unknown topic or partition"},
+    416: {"model": models.Error, "description": "Offset out of range"},
+    503: {"model": models.Error, "description": "Too many streams, or the cluster is not available"},
 }
 _RECORDS_DESCRIPTION = """\
-Streams records as NDJSON (a record a line) or as server-sent events. Without `follow` it ends at the end offsets of
-the moment of the request. Fields are Kafka's in snake case; `key_b64`, `value_b64` where the bytes are not UTF-8.
-The id of an SSE event is what `from` takes to go on after it; a reader that reconnects with Last-Event-ID does so.
-With `from=committed`, the default where the service has a `group.id`, the stream is a member of that group: it shares
-the topic's partitions with the others, follows, and what it delivered is committed.
-An error after the first byte comes as a last line `{"error": ...}` (SSE: event `error`)."""
+Streams records as NDJSON (one record per line) or server-sent events. Without `follow`, the stream ends at the end
+offsets at the time of the request. Fields have Kafka's names in snake case, with `key_b64` and `value_b64` for bytes
+that are not UTF-8. The id of an SSE event is a value for `from` that resumes after the event; a client that reconnects
+with Last-Event-ID resumes there.
+With `from=committed`, the default if the service has a `group.id`, the stream is a member of that group: it shares the
+topic's partitions with other members, follows, and commits what it delivered.
+An error after the first byte is sent as a last line `{"error": ...}` (SSE: event `error`)."""
 
 
 def make_app(backend: Backend) -> FastAPI:
-    """The application over a backend; it holds no state of its own."""
-    app = FastAPI(title="kipmesh consumer", version=version("kipmesh"), description="Records of a mesh over HTTP.")
+    """Create the ASGI application for a backend."""
+    app = FastAPI(title="kipmesh consumer", version=version("kipmesh"), description="Kafka records over HTTP.")
     _add_errors(app)
     _add_probes(app, backend)
     _add_records(app, backend)
@@ -88,14 +88,15 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def failed(_request: Request, _error: Exception) -> JSONResponse:
-        return JSONResponse(error_object(KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the log says more")), 500)
+        text = "internal error; see the log of the service"
+        return JSONResponse(error_object(KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, text)), 500)
 
 
 def _refuse_unknown_parameters(request: Request) -> None:
     known = sorted(field.alias for field in request.scope["route"].dependant.query_params)
     for name in request.query_params:
         if name not in known:
-            raise bad_parameter(f"unknown parameter {name!r}; there are {', '.join(known) or 'none'}")
+            raise bad_parameter(f"unknown parameter {name!r}; known parameters: {', '.join(known) or 'none'}")
 
 
 _STRICT = [Depends(_refuse_unknown_parameters)]
@@ -112,7 +113,7 @@ def _add_probes(app: FastAPI, backend: Backend) -> None:
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics() -> Response:
-        backend.streams.count_fetches()
+        backend.streams.update_fetch_stats()
         body = await asyncio.to_thread(generate_latest, backend.registry)
         return Response(body, media_type=CONTENT_TYPE_LATEST)
 
@@ -135,14 +136,14 @@ def _add_records(app: FastAPI, backend: Backend) -> None:
             str | None, Query(alias="from", max_length=200_000, description="earliest, latest, committed, or 0:100,...")
         ] = None,
         partition: Annotated[
-            list[int] | None, Query(max_length=10_000, description="Only this one; repeatable")
+            list[int] | None, Query(max_length=10_000, description="Only these partitions; repeatable")
         ] = None,
-        limit: Annotated[int | None, Query(ge=1, le=MAX_INT64, description="End after so many records")] = None,
-        follow: Annotated[bool | None, Query(description="Go on with new records as they come")] = None,
+        limit: Annotated[int | None, Query(ge=1, le=MAX_INT64, description="End after this many records")] = None,
+        follow: Annotated[bool | None, Query(description="Continue with new records")] = None,
         timeout_ms: Annotated[
-            int | None, Query(ge=1, le=86_400_000, description="End after this long without a record")
+            int | None, Query(ge=1, le=86_400_000, description="End after this time without a record")
         ] = None,
-        form: Annotated[str | None, Query(alias="format", description="ndjson or sse; wins over Accept")] = None,
+        form: Annotated[str | None, Query(alias="format", description="ndjson or sse; overrides Accept")] = None,
         accept: Annotated[str | None, Header()] = None,
         last_event_id: Annotated[str | None, Header(max_length=200_000)] = None,
     ) -> Response:
@@ -150,11 +151,9 @@ def _add_records(app: FastAPI, backend: Backend) -> None:
         start = _start(begin, last_event_id, backend.config.group_id)
         is_member = start.edge is Edge.COMMITTED
         if is_member and (partition or follow is False):
-            raise bad_parameter(
-                "from=committed: the group gives partitions, and goes on (follow) until limit or timeout_ms"
-            )
+            raise bad_parameter("from=committed cannot be combined with partition or follow=false")
         existing = await backend.partitions(topic)
-        request = streams.Request(
+        request = streams.StreamRequest(
             topic=topic,
             partitions=choose_partitions(existing, partition or (), start),
             start=start,
@@ -167,11 +166,11 @@ def _add_records(app: FastAPI, backend: Backend) -> None:
 
 
 def _start(begin: str | None, last_event_id: str | None, group_id: str | None) -> Start:
-    """A member goes on where its group is, which knows better than the reader that reconnects."""
+    """Return the start of a stream. A group's committed offsets take precedence over Last-Event-ID."""
     start = parse_start(begin or (Edge.EARLIEST if group_id is None else Edge.COMMITTED))
     if start.edge is Edge.COMMITTED:
         if group_id is None:
-            raise bad_parameter("from=committed: this service is in no group (group.id)")
+            raise bad_parameter("from=committed requires a service with group.id")
         return start
     return parse_start(last_event_id) if last_event_id else start
 
@@ -193,7 +192,7 @@ def _add_views(app: FastAPI, backend: Backend) -> None:
 
     @app.get(
         "/v1/lag",
-        summary="How far behind this service and its open streams are",
+        summary="Lag of this service and its open streams",
         dependencies=_STRICT,
         responses={503: _ERRORS[503]},
     )

@@ -1,6 +1,6 @@
-"""The clients behind the API: one for metadata and offsets that all requests share, one consumer a stream.
+"""Clients behind the HTTP API: one admin client for all requests, and one consumer per stream.
 
-Invariant: the shared clients belong to the service, a stream's consumer to its stream.
+The service closes the admin client; each stream closes its consumer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kipmesh.core.config.node import ConsumerServiceConfig
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh_consumer.metrics import FetchCollector, ServiceMetrics
 from kipmesh_consumer.parameters import Edge
-from kipmesh_consumer.streams import MemberStream, Request, Stream, Streams
+from kipmesh_consumer.streams import MemberStream, Stream, StreamRequest, Streams
 
 CONNECT_RETRY_S_FIRST = 0.05
 CONNECT_RETRY_S_LAST = 1.0
@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 
 class Backend:
-    """What the API asks; before `connect` has succeeded everything is BROKER_NOT_AVAILABLE."""
+    """Serves the requests of the HTTP API. Methods raise KafkaError, BROKER_NOT_AVAILABLE before `connect` succeeds."""
 
     def __init__(self, config: ConsumerServiceConfig, registry: CollectorRegistry) -> None:
         self.registry = registry
@@ -40,11 +40,11 @@ class Backend:
 
     @property
     def ready(self) -> bool:
-        """Whether the mesh has answered, and no stop has begun."""
+        """Whether the service is connected to the cluster and not stopping."""
         return self._admin is not None and not self.streams.stopping.is_set()
 
     async def connect(self) -> None:
-        """Try until a broker answers."""
+        """Connect to the cluster, retrying until a broker responds."""
         wait_s = CONNECT_RETRY_S_FIRST
         while self._admin is None:
             admin = AdminClient(self.config.bootstrap_servers, **self._settings(AdminConfig))
@@ -52,24 +52,24 @@ class Backend:
                 await admin.start()
                 self._admin = admin
             except KafkaError as error:
-                log.debug("no broker answers yet", error=str(error))
+                log.debug("connecting to the cluster failed", error=str(error))
                 with suppress(Exception):
                     await admin.close()
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, CONNECT_RETRY_S_LAST)
-        log.info("connected to the mesh", bootstrap=self.config.bootstrap_servers)
+        log.info("connected to the cluster", bootstrap=self.config.bootstrap_servers)
 
     async def topics(self) -> Sequence[TopicMetadata]:
-        """All topics by name."""
-        return sorted(await self._connected().list_topics(), key=lambda topic: topic.name)
+        """Return all topics, sorted by name."""
+        return await self._connected().list_topics()
 
     async def partitions(self, topic: str) -> list[int]:
-        """The partitions of a topic; raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
-        found = await self._connected().describe_topics([topic])
-        return sorted(found[0].partitions)
+        """Return the partition numbers of a topic. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
+        (metadata,) = await self._connected().describe_topics([topic])
+        return sorted(metadata.partitions)
 
     async def end_offsets(self, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """High watermarks; a partition that is gone is left out, and what was delivered of it is forgotten."""
+        """Return the high watermarks by partition. Missing partitions are omitted and their positions forgotten."""
         ends: dict[TopicPartition, int] = {}
         by_topic: dict[str, list[TopicPartition]] = {}
         for one in wanted:
@@ -83,11 +83,11 @@ class Backend:
                 for one in partitions:
                     self.streams.delivered.forget(topic, one.partition)
                 continue
-            ends |= {one: place.offset for one, place in found.items() if place is not None}
+            ends |= {one: end.offset for one, end in found.items() if end is not None}
         return ends
 
-    async def open_stream(self, request: Request) -> Stream:
-        """A stream with a consumer of its own; raises StreamsExhaustedError or KafkaError."""
+    async def open_stream(self, request: StreamRequest) -> Stream:
+        """Open a stream with a new consumer. Raises StreamsExhaustedError or KafkaError."""
         self._connected()
         settings = self._settings(ConsumerConfig)
         is_member = request.start.edge is Edge.COMMITTED
@@ -99,17 +99,17 @@ class Backend:
         )
 
     async def close(self) -> None:
-        """Disconnect; idempotent."""
+        """Disconnect. Idempotent."""
         admin, self._admin = self._admin, None
         if admin is not None:
             await admin.close()
 
     def _settings(self, kind: type[Config]) -> dict[str, Any]:
-        """The service's settings that a client of this kind has as well."""
+        """Return the service's settings that this kind of client also has."""
         known = frozenset(kind.keys())
         return {key: value for key, value in self.config.as_dict().items() if key in known}
 
     def _connected(self) -> AdminClient:
         if self._admin is None:
-            raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "no broker has answered yet")
+            raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "service is not connected to the cluster yet")
         return self._admin

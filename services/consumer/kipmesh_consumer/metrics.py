@@ -1,4 +1,4 @@
-"""The consumer service's own metrics."""
+"""Metrics of the consumer service that Kafka does not define."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from kipmesh.client import FetchStats
 
 
 class FetchCollector(Collector):
-    """How the streams' consumers fetch, by sessions and without (227-19); `read` gives what was counted so far."""
+    """Exports the fetch counters of all streams (227-19), which `read` returns."""
 
     def __init__(self, read: Callable[[], FetchStats]) -> None:
         self._read = read
 
     def describe(self) -> Iterator[Metric]:
-        """The names, for the registry."""
+        """Return the metric families, for registration."""
         return self.collect()
 
     def collect(self) -> Iterator[Metric]:
-        """The values at this scrape."""
+        """Return the metric families with the current values."""
         stats = self._read()
         yield GaugeMetricFamily(
-            "kipmesh_consumer_fetch_sessions_open", "Fetch sessions that brokers keep for streams", value=stats.sessions
+            "kipmesh_consumer_fetch_sessions_open", "Open fetch sessions of streams", value=stats.sessions
         )
-        fetches = CounterMetricFamily("kipmesh_consumer_fetches", "Fetches of streams, by kind", labels=["kind"])
+        fetches = CounterMetricFamily("kipmesh_consumer_fetches", "Fetch requests of streams by kind", labels=["kind"])
         fetches.add_metric(["full"], stats.full_fetches)
         fetches.add_metric(["incremental"], stats.incremental_fetches)
         fetches.add_metric(["aside"], stats.fetches_aside)
         yield fetches
         resets = CounterMetricFamily(
-            "kipmesh_consumer_fetch_session_resets", "Fetch sessions that were given up, by cause", labels=["cause"]
+            "kipmesh_consumer_fetch_session_resets", "Fetch sessions reset by the client, by cause", labels=["cause"]
         )
         for cause, count in sorted(stats.resets.items()):
             resets.add_metric([cause], count)
@@ -41,22 +41,22 @@ class FetchCollector(Collector):
 
 
 class ServiceMetrics:
-    """What Kafka has no name for: streams and what they delivered."""
+    """Metrics of streams and delivered records."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.streams_open = Gauge("kipmesh_consumer_streams_open", "Streams that are open now", registry=registry)
+        self.streams_open = Gauge("kipmesh_consumer_streams_open", "Open streams", registry=registry)
         self.partitions_assigned = Gauge(
-            "kipmesh_consumer_partitions_assigned", "Partitions that streams have by the group", registry=registry
+            "kipmesh_consumer_partitions_assigned", "Partitions assigned to streams by the group", registry=registry
         )
         self.streams_refused = Counter(
-            "kipmesh_consumer_streams_refused_total", "Streams refused for streams.max", registry=registry
+            "kipmesh_consumer_streams_refused_total", "Streams refused because of streams.max", registry=registry
         )
         self.streams_ended = Counter(
-            "kipmesh_consumer_streams_ended_total", "Streams that ended, by why", ["reason"], registry=registry
+            "kipmesh_consumer_streams_ended_total", "Ended streams by reason", ["reason"], registry=registry
         )
         self.records_delivered = Counter(
-            "kipmesh_consumer_records_delivered_total", "Records that went to readers", registry=registry
+            "kipmesh_consumer_records_delivered_total", "Records sent to HTTP clients", registry=registry
         )
         self.bytes_delivered = Counter(
-            "kipmesh_consumer_delivered_bytes_total", "Bytes of bodies that went to readers", registry=registry
+            "kipmesh_consumer_delivered_bytes_total", "Body bytes sent to HTTP clients", registry=registry
         )

@@ -1,4 +1,4 @@
-"""What the API responds with: bodies for the OpenAPI document, and errors with Kafka's code, name and message."""
+"""Response bodies of the HTTP API, and the mapping of Kafka errors to responses."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ _STATUS: Mapping[ErrorCode, int] = {
 
 
 class Topic(BaseModel):
-    """A topic."""
+    """A topic with its partition numbers."""
 
     name: str
-    topic_id: str = Field(description="Base 64, URL-safe, as Kafka prints it")
+    topic_id: str = Field(description="URL-safe Base64, as printed by Kafka")
     partitions: list[int]
 
 
 class Topics(BaseModel):
-    """All topics."""
+    """List of all topics."""
 
     topics: list[Topic]
 
 
 class PartitionLag(BaseModel):
-    """How far this service is behind in a partition."""
+    """Lag of this service in a partition."""
 
     topic: str
     partition: int
-    position: int = Field(description="Offset after the furthest record that this service delivered")
-    end_offset: int = Field(description="High watermark: the offset after the last record that can be read")
+    position: int = Field(description="Highest offset after a record that this service delivered")
+    end_offset: int = Field(description="High watermark: the offset after the last consumable record")
     lag: int = Field(description="end_offset - position")
 
 
 class StreamLag(BaseModel):
-    """How far one open stream is behind in a partition."""
+    """Lag of an open stream in a partition."""
 
     stream_id: int
     topic: str
@@ -55,14 +55,14 @@ class StreamLag(BaseModel):
 
 
 class Lag(BaseModel):
-    """Lag of the service and of its open streams."""
+    """Lag of this service and of its open streams."""
 
     partitions: list[PartitionLag]
     streams: list[StreamLag]
 
 
 class ErrorDetail(BaseModel):
-    """Kafka's code and name of an error, and what happened."""
+    """Kafka's error code and name, and a message."""
 
     code: int
     name: str
@@ -70,16 +70,16 @@ class ErrorDetail(BaseModel):
 
 
 class Error(BaseModel):
-    """An error."""
+    """Body of an error response."""
 
     error: ErrorDetail
 
 
 def status_of(error: KafkaError) -> int:
-    """The HTTP status of a Kafka error: 503 where trying again may help, 500 otherwise."""
+    """Return the HTTP status of a Kafka error. Default: 503 for retriable errors, 500 for others."""
     return _STATUS.get(error.code, 503 if error.retriable else 500)
 
 
 def error_object(error: KafkaError) -> dict[str, Any]:
-    """The body of an error."""
+    """Return the JSON body of an error response."""
     return {"error": {"code": int(error.code), "name": error.code.name, "message": error.message}}

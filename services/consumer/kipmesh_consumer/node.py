@@ -1,4 +1,4 @@
-"""The consumer service as a node: the HTTP server and the clients behind it."""
+"""The consumer service as a node: its HTTP server and its clients."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ from kipmesh_consumer.backend import Backend
 
 BACKLOG = 256
 KEEP_ALIVE_TIMEOUT_S = 15
-CONNECTIONS_BESIDE_STREAMS_MAX = 64
+OTHER_CONNECTIONS_MAX = 64
+"""Connections beyond `streams.max`, for requests that are not streams."""
 
 log = structlog.get_logger(__name__)
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn within somebody else's event loop: it catches no signals, and sleeps instead of ticking."""
+    """Uvicorn without signal handlers and periodic ticks, because it runs in the event loop of the node."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.is_up = asyncio.Event()
-        self.ends = asyncio.Event()
+        self.must_stop = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -42,11 +43,11 @@ class _Server(uvicorn.Server):
         self.is_up.set()
 
     async def main_loop(self) -> None:
-        await self.ends.wait()
+        await self.must_stop.wait()
 
 
 class ConsumerNode:
-    """Serves the API on `http.listener`; ready when it has reached the mesh."""
+    """Serves the HTTP API on `http.listener`. `failed` gets the exception if the server fails."""
 
     def __init__(self, config: ConsumerServiceConfig) -> None:
         self.registry = CollectorRegistry()
@@ -62,11 +63,14 @@ class ConsumerNode:
 
     @property
     def ready(self) -> bool:
-        """Whether it serves and the mesh answered."""
+        """Whether the node is connected to the cluster and not stopping."""
         return self._backend.ready
 
     async def start(self) -> None:
-        """Bind and serve; the mesh may come later. Raises HttpAddressError."""
+        """Start the HTTP server and connect to the cluster in the background.
+
+        Raises HttpAddressError if it cannot listen on `http.listener`.
+        """
         listener = _bind(self._config)
         self.http_port = listener.getsockname()[1]
         config = uvicorn.Config(
@@ -78,7 +82,7 @@ class ConsumerNode:
             date_header=False,
             server_header=False,
             backlog=BACKLOG,
-            limit_concurrency=self._config.streams_max + CONNECTIONS_BESIDE_STREAMS_MAX,
+            limit_concurrency=self._config.streams_max + OTHER_CONNECTIONS_MAX,
             timeout_keep_alive=KEEP_ALIVE_TIMEOUT_S,
             timeout_graceful_shutdown=max(1, self._config.shutdown_grace_ms // 1000),
         )
@@ -90,17 +94,17 @@ class ConsumerNode:
         self._serving.add_done_callback(self._on_server_end)
         await server.is_up.wait()
         self._connecting = asyncio.create_task(self._backend.connect(), name="connect")
-        log.info("the API is served", port=self.http_port)
+        log.info("HTTP server started", port=self.http_port)
 
     async def stop(self) -> None:
-        """End the streams at a record's end, then the server and the clients; idempotent."""
-        self._backend.streams.stopping.set()  # every stream ends at its next record; nothing is ready from here on
+        """End all streams after their current record, then stop the server and the clients. Idempotent."""
+        self._backend.streams.stopping.set()
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.gather(self._connecting, return_exceptions=True)
         if self._server is not None:
             self._server.should_exit = True
-            self._server.ends.set()
+            self._server.must_stop.set()
         if self._serving is not None:
             await asyncio.gather(self._serving, return_exceptions=True)
         await self._backend.close()

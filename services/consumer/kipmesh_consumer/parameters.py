@@ -1,4 +1,4 @@
-"""What a request for records may ask: `from`, `partition`, `format`, parsed and checked."""
+"""Parsing and validation of the query parameters `from`, `partition` and `format`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ PARTITIONS_MAX = 10_000
 
 
 class Edge(StrEnum):
-    """Where to begin in every partition."""
+    """Start of a stream for all partitions."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
     COMMITTED = "committed"
-    """What the service's group says."""
+    """The committed offsets of the service's group."""
 
 
 class StreamFormat(Enum):
-    """The form of the answer; the value is its content type."""
+    """Format of a stream. The value is the content type."""
 
     NDJSON = "application/x-ndjson"
     SSE = "text/event-stream"
@@ -30,33 +30,36 @@ class StreamFormat(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a stream begins: an edge for all partitions, or an offset for each that is named."""
+    """Start of a stream: an edge for all partitions, or an offset by partition."""
 
     edge: Edge | None = None
     offsets: Mapping[int, int] | None = None
 
 
 def bad_parameter(text: str) -> KafkaError:
-    """What a wrong parameter is answered with (HTTP 400)."""
+    """Return the error of an invalid parameter (HTTP 400)."""
     return KafkaError(ErrorCode.INVALID_REQUEST, text)
 
 
 def parse_start(text: str) -> Start:
-    """From `earliest`, `latest`, `committed` or `0:100,1:50` (partition:offset); raises KafkaError(INVALID_REQUEST)."""
+    """Parse `earliest`, `latest`, `committed` or `0:100,1:50` (partition:offset).
+
+    Raises KafkaError(INVALID_REQUEST).
+    """
     if text in set(Edge):
         return Start(edge=Edge(text))
     offsets: dict[int, int] = {}
     for part in text.split(","):
         partition, colon, offset = part.strip().partition(":")
         if not (colon and _is_number(partition) and _is_number(offset)):
-            raise bad_parameter(f"from={text!r} is not 'earliest', 'latest', 'committed' or partition:offset,...")
+            raise bad_parameter(f"from must be earliest, latest, committed or partition:offset,..., got {text!r}")
         if int(partition) > MAX_INT32 or int(offset) > MAX_INT64:
-            raise bad_parameter(f"from={text!r}: {part.strip()!r} is too large")
+            raise bad_parameter(f"from must have int32 partitions and int64 offsets, got {part.strip()!r}")
         if int(partition) in offsets:
-            raise bad_parameter(f"from={text!r} names partition {partition} twice")
+            raise bad_parameter(f"from must name each partition once, got partition {partition} twice")
         offsets[int(partition)] = int(offset)
         if len(offsets) > PARTITIONS_MAX:
-            raise bad_parameter(f"from names more than {PARTITIONS_MAX} partitions")
+            raise bad_parameter(f"from must name at most {PARTITIONS_MAX} partitions")
     return Start(offsets=offsets)
 
 
@@ -64,23 +67,29 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
-def choose_partitions(existing: Sequence[int], asked: Sequence[int], start: Start) -> list[int]:
-    """The partitions to read: the asked ones, those with an offset, or all; raises KafkaError."""
+def choose_partitions(existing: Sequence[int], requested: Sequence[int], start: Start) -> list[int]:
+    """Return the requested partitions, or those with a start offset, or all existing ones, sorted.
+
+    Raises KafkaError: INVALID_REQUEST if both are given and differ, UNKNOWN_TOPIC_OR_PARTITION.
+    """
     named = list(start.offsets or ())
-    if asked and named and set(asked) != set(named):
-        raise bad_parameter("partition and from name different partitions")
-    wanted = sorted(set(asked or named or existing))
+    if requested and named and set(requested) != set(named):
+        raise bad_parameter("partition and from must name the same partitions")
+    wanted = sorted(set(requested or named or existing))
     missing = [partition for partition in wanted if partition not in set(existing)]
     if missing:
         raise KafkaError(
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-            f"partition {missing[0]} does not exist; there are {len(existing)} partitions",
+            f"partition {missing[0]} does not exist; the topic has {len(existing)} partitions",
         )
     return wanted
 
 
 def choose_format(name: str | None, accept: str | None) -> StreamFormat:
-    """`format=` wins over the Accept header; NDJSON when neither says; raises KafkaError(INVALID_REQUEST)."""
+    """Return the format from the parameter `format`, or from the Accept header, or NDJSON.
+
+    Raises KafkaError(INVALID_REQUEST) for an unknown `format`.
+    """
     match name:
         case "ndjson":
             return StreamFormat.NDJSON
@@ -89,6 +98,6 @@ def choose_format(name: str | None, accept: str | None) -> StreamFormat:
         case None:
             pass
         case _:
-            raise bad_parameter(f"format={name!r} is neither 'ndjson' nor 'sse'")
+            raise bad_parameter(f"format must be ndjson or sse, got {name!r}")
     types = [part.partition(";")[0].strip().lower() for part in (accept or "").split(",")]
     return StreamFormat.SSE if StreamFormat.SSE.value in types else StreamFormat.NDJSON

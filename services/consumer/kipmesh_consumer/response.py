@@ -1,7 +1,7 @@
-"""A stream of records as an ASGI response: NDJSON or server-sent events.
+"""ASGI response that streams records as NDJSON or server-sent events.
 
-Each chunk waits until the server takes it, which is when the reader has taken enough of those before: that is the
-whole of the backpressure. A reader that goes away is noticed at once, also while there is nothing to send.
+Sending a chunk waits until the HTTP client has received enough of the earlier ones; this is the only backpressure. A
+disconnect is detected immediately, even while there is nothing to send.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 
 class RecordResponse(Response):
-    """Answers with the records of a stream, and closes it, whatever happens."""
+    """Sends the records of a stream and always closes the stream."""
 
     def __init__(self, streams: Streams, stream: Stream, form: StreamFormat) -> None:
         super().__init__(status_code=200, media_type=form.value)
@@ -40,7 +40,7 @@ class RecordResponse(Response):
         self._write_timeout_s = streams.config.stream_write_timeout_ms / 1000
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send everything, or stop when the reader goes away."""
+        """Send the stream until it ends or the HTTP client disconnects."""
         sender = asyncio.create_task(self._send_all(send))
         watcher = asyncio.create_task(_until_disconnected(receive))
         end = End.READER_GONE
@@ -49,7 +49,7 @@ class RecordResponse(Response):
             if sender.done():
                 end = sender.result()
         except OSError:
-            pass  # the reader went away between two chunks
+            pass  # the client disconnected between two chunks
         finally:
             for task in (sender, watcher):
                 task.cancel()
@@ -66,13 +66,13 @@ class RecordResponse(Response):
                         await self._send(send, b": keep-alive\n\n")
                     for sent, chunk in self._chunks(records):
                         await self._send(send, chunk)
-                        stream.note_delivered(sent)
+                        stream.mark_delivered(sent)
             if self._is_sse:
                 await self._send(send, f'event: end\ndata: {{"reason":"{stream.end}"}}\n\n'.encode())
         except TimeoutError:
-            return End.READER_STALLED  # no last chunk: the reader sees that the answer is not whole
+            return End.READER_STALLED  # without a last chunk, the client sees that the response is incomplete
         except KafkaError as error:
-            log.warning("a stream failed", topic=stream.request.topic, error=str(error))
+            log.warning("stream failed", topic=stream.request.topic, error=str(error))
             line = to_line(error_object(error))
             text = f"event: error\ndata: {line}\n\n" if self._is_sse else line + "\n"
             stream.end = End.ERROR
@@ -86,7 +86,7 @@ class RecordResponse(Response):
         self._streams.metrics.bytes_delivered.inc(len(chunk))
 
     def _chunks(self, records: Sequence[ConsumerRecord]) -> Iterator[tuple[Sequence[ConsumerRecord], bytes]]:
-        """Encoded records in pieces of about CHUNK_BYTES, each with its records."""
+        """Encode records in chunks of about CHUNK_BYTES and yield each chunk with its records."""
         lines: list[str] = []
         begin = size = 0
         for index, record in enumerate(records):
@@ -101,7 +101,7 @@ class RecordResponse(Response):
                 lines, begin, size = [], index + 1, 0
 
     def _event_id(self, sent: Sequence[ConsumerRecord]) -> str:
-        """The positions after these records, as `from` takes them: where a reader resumes (Last-Event-ID)."""
+        """Return the positions after these records in the format of `from`. Clients resume there (Last-Event-ID)."""
         after = {**self._stream.positions, **{record.partition: record.offset + 1 for record in sent}}
         return ",".join(f"{partition}:{offset}" for partition, offset in sorted(after.items()))
 

@@ -1,21 +1,13 @@
-"""One answer of records: a consumer of its own, read only as fast as the reader takes.
+"""Streams of records for HTTP clients (readers). Each stream has its own consumer, which is polled as fast as the
+reader receives.
 
-Rules:
-- A stream holds at most one poll of records beside what its consumer has fetched ahead (`fetch.max.bytes`) and the
-  socket's buffer: a stalled reader costs that much and no more, and is dropped after `stream.write.timeout.ms`.
-- At most `streams.max` streams at a time; one more is refused, before anything was opened for it.
-- Whatever ends a stream (limit, end, reader gone, error, shutdown) closes its consumer and frees its place.
+A stream buffers one poll of records besides its consumer's prefetch (`fetch.max.bytes`); a stalled reader is dropped
+after `stream.write.timeout.ms`. The end of a stream closes its consumer and releases its slot (`streams.max`).
 
-Rules of a stream that is a member of the service's group, which says what it reads, and where it begins:
-- The member is the stream, not the service: partitions are shared among readers, and none waits for a service that has
-  no reader. A reader that takes nothing for `max.poll.interval.ms` loses its partitions.
-- A poll begins when all records of the one before have gone to the reader, and only polls and ends commit: no record is
-  committed that was not sent.
-- A stream that ends otherwise than by itself (its reader is gone, or takes nothing) commits nothing at its end: what
-  its reader may not have got since the last commit goes to another one, so records are delivered at least once as far
-  as the service can see. What lies in the buffers between service and reader it cannot see.
-- The time without a record (`timeout_ms`) begins with the first assignment, also an empty one: joining takes what it
-  takes (`group.initial.rebalance.delay.ms`, other members), but no longer than `default.api.timeout.ms`.
+With `from=committed` the stream, not the service, is a group member. It commits only when polling and ending, so no
+unsent record is committed. If the reader disconnects or stalls, the end commits nothing: delivery is at least once,
+except for records in network buffers. `timeout_ms` starts with the first assignment, which must arrive within
+`default.api.timeout.ms`.
 """
 
 from __future__ import annotations
@@ -37,17 +29,17 @@ from kipmesh_consumer.metrics import ServiceMetrics
 from kipmesh_consumer.parameters import Edge, Start
 
 IDLE_POLL_MS_MAX = 60_000
-"""A follower of a quiet topic looks at its own limits at least this often; records wake it at once."""
+"""Maximum time between checks of a stream's limits. New records end the wait early."""
 JOIN_POLL_S = 0.5
-"""So often a stream with a time limit looks whether its group has let it in."""
+"""Interval of checks for the first assignment of a stream with a time limit."""
 
 
 class StreamsExhaustedError(Exception):
-    """All places for streams are taken (HTTP 503)."""
+    """`streams.max` is reached (HTTP 503)."""
 
 
 class End(StrEnum):
-    """Why a stream ended."""
+    """Reason for the end of a stream."""
 
     END_OFFSET = "end_offset"
     LIMIT = "limit"
@@ -58,12 +50,12 @@ class End(StrEnum):
     READER_STALLED = "reader_stalled"
 
 
-_BY_ITSELF = frozenset({End.LIMIT, End.TIMEOUT, End.SHUTDOWN})
+_COMMITTING_ENDS = frozenset({End.LIMIT, End.TIMEOUT, End.SHUTDOWN})
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What a stream is to deliver."""
+class StreamRequest:
+    """Parameters of a stream."""
 
     topic: str
     partitions: Sequence[int]
@@ -74,7 +66,7 @@ class Request:
 
 
 class Delivered(NamedTuple):
-    """The offset after the furthest record that was delivered."""
+    """Highest offset after a record that this service delivered from a partition."""
 
     topic: str
     partition: int
@@ -82,11 +74,11 @@ class Delivered(NamedTuple):
 
 
 class DeliveredPositions:
-    """What this service has delivered, by topic and partition: the basis of its lag.
+    """Positions delivered by any stream of this service, by topic and partition.
 
-    Lag here is the end offset minus the offset after the last record that any stream of this service delivered; a
-    group's lag, by what is committed, is its coordinator's business (`kafka_consumergroup_lag`). At most
-    `partitions_max` partitions are remembered; the one used longest ago goes first.
+    They determine the lag that the service reports. The group's lag, by committed offsets, is reported by its
+    coordinator (`kafka_consumergroup_lag`). Holds at most `partitions_max` partitions; the least recently used is
+    evicted.
     """
 
     def __init__(self, partitions_max: int) -> None:
@@ -97,7 +89,7 @@ class DeliveredPositions:
         return len(self._positions)
 
     def deliver(self, topic: str, partition: int, next_offset: int) -> None:
-        """Note that everything of a stream below `next_offset` was delivered."""
+        """Record that a stream delivered the records below `next_offset`."""
         key = (topic, partition)
         self._positions[key] = max(next_offset, self._positions.get(key, 0))
         self._positions.move_to_end(key)
@@ -105,16 +97,16 @@ class DeliveredPositions:
             self._positions.popitem(last=False)
 
     def forget(self, topic: str, partition: int) -> None:
-        """The partition is gone, or began anew."""
+        """Remove the position of a deleted or recreated partition."""
         self._positions.pop((topic, partition), None)
 
     def of(self, topic: str | None) -> list[Delivered]:
-        """All positions, or those of one topic, in order."""
+        """Return the positions of a topic (None: all topics), sorted."""
         return [Delivered(*key, at) for key, at in sorted(self._positions.items()) if topic in (None, key[0])]
 
 
 class Streams:
-    """All streams of a service, and what they share: places, delivered positions, metrics."""
+    """All streams of a service, with their shared slots, delivered positions and metrics."""
 
     def __init__(self, config: ConsumerServiceConfig, metrics: ServiceMetrics) -> None:
         self.config = config
@@ -123,37 +115,39 @@ class Streams:
         self.stopping = asyncio.Event()
         self.open: dict[int, Stream] = {}
         self.fetch_stats = FetchStats()
-        """Of all streams there are and were, as `count_fetches` last saw them."""
-        self._past_fetches = FetchStats()
-        self._places = config.streams_max
+        """Fetch counters of all open and closed streams, as of the last `update_fetch_stats`."""
+        self._closed_stats = FetchStats()
+        self._free_slots = config.streams_max
         self._ids = itertools.count(1)
 
-    def take_place(self) -> int:
-        """Reserve a place; returns the stream's id. Raises StreamsExhaustedError."""
-        if self._places == 0:
+    def reserve_slot(self) -> int:
+        """Reserve a slot and return the id of the new stream. Raises StreamsExhaustedError."""
+        if self._free_slots == 0:
             self.metrics.streams_refused.inc()
-            raise StreamsExhaustedError(f"all {self.config.streams_max} streams are in use (streams.max)")
-        self._places -= 1
+            raise StreamsExhaustedError(f"all {self.config.streams_max} streams (streams.max) are in use; retry later")
+        self._free_slots -= 1
         self.metrics.streams_open.inc()
         return next(self._ids)
 
-    def free_place(self, stream_id: int) -> None:
-        """Give a place back."""
+    def release_slot(self, stream_id: int) -> None:
+        """Release the slot of a stream."""
         self.open.pop(stream_id, None)
-        self._places += 1
+        self._free_slots += 1
         self.metrics.streams_open.dec()
 
-    def count_fetches(self) -> None:
-        """Bring `fetch_stats` up to date. On the event loop, for a scrape on another thread."""
-        self.fetch_stats = sum((stream.fetch_stats for stream in self.open.values()), self._past_fetches)
+    def update_fetch_stats(self) -> None:
+        """Update `fetch_stats` on the event loop, before a scrape on another thread."""
+        self.fetch_stats = sum((stream.fetch_stats for stream in self.open.values()), self._closed_stats)
 
-    def keep_fetches(self, stats: FetchStats) -> None:
-        """A stream's consumer was closed."""
-        self._past_fetches += replace(stats, sessions=0, partitions=0)
+    def add_closed_stats(self, stats: FetchStats) -> None:
+        """Add the counters of a closed stream to the totals."""
+        self._closed_stats += replace(stats, sessions=0, partitions=0)
 
-    async def open_stream(self, request: Request, make_consumer: Callable[[], Consumer], kind: type[Stream]) -> Stream:
-        """Begin a stream with a consumer of its own; raises StreamsExhaustedError or KafkaError."""
-        stream_id = self.take_place()
+    async def open_stream(
+        self, request: StreamRequest, make_consumer: Callable[[], Consumer], kind: type[Stream]
+    ) -> Stream:
+        """Open a stream with a new consumer. Raises StreamsExhaustedError or KafkaError."""
+        stream_id = self.reserve_slot()
         stream = kind(self, stream_id, request, make_consumer())
         try:
             await stream.begin()
@@ -165,9 +159,9 @@ class Streams:
 
 
 class Stream:
-    """Reads the requested records in the order they arrive; belongs to the task of its HTTP request."""
+    """A stream of records from fixed partitions. Belongs to the task of its HTTP request."""
 
-    def __init__(self, streams: Streams, stream_id: int, request: Request, consumer: Consumer) -> None:
+    def __init__(self, streams: Streams, stream_id: int, request: StreamRequest, consumer: Consumer) -> None:
         self.stream_id = stream_id
         self.request = request
         self.end: End | None = None
@@ -179,7 +173,7 @@ class Stream:
         self._left = request.limit
 
     async def begin(self) -> None:
-        """Find the offsets to begin at; raises KafkaError(OFFSET_OUT_OF_RANGE) for one that is not there."""
+        """Connect and seek to the start offsets. Raises KafkaError, OFFSET_OUT_OF_RANGE for an invalid start."""
         consumer = self._require_consumer()
         await consumer.start()
         request = self.request
@@ -196,33 +190,33 @@ class Stream:
             consumer.seek(one, self.positions[one.partition])
 
     async def batches(self) -> AsyncGenerator[Sequence[ConsumerRecord], None]:
-        """Records as they come, some at a time, and `()` when a heartbeat is due; then `end` says why it ended."""
+        """Yield batches of records, and `()` when a heartbeat is due. `end` is set afterwards. Raises KafkaError."""
         heartbeat_s = self._streams.config.stream_heartbeat_interval_ms / 1000
         limit_s = self.request.timeout_ms / 1000 if self.request.timeout_ms is not None else None
-        begun = last_sign = time.monotonic()
+        begin = last_sent = time.monotonic()
         last_record: float | None = None
         while True:
             if await self._is_done():
                 return
             wait_s = min(heartbeat_s, IDLE_POLL_MS_MAX / 1000)
             if limit_s is not None:
-                quiet_since = self._reading_since(begun) if last_record is None else last_record
-                left_s = JOIN_POLL_S if quiet_since is None else quiet_since + limit_s - time.monotonic()
+                idle_since = self._consuming_since(begin) if last_record is None else last_record
+                left_s = JOIN_POLL_S if idle_since is None else idle_since + limit_s - time.monotonic()
                 if left_s <= 0:
                     self.end = End.TIMEOUT
                     return
                 wait_s = min(wait_s, left_s)
-            records = self._wanted(await self._poll(wait_s))
+            records = self._within_limits(await self._poll(wait_s))
             now = time.monotonic()
             if records:
-                last_record = last_sign = now
+                last_record = last_sent = now
                 yield records
-            elif now - last_sign >= heartbeat_s:
-                last_sign = now
+            elif now - last_sent >= heartbeat_s:
+                last_sent = now
                 yield ()
 
-    def note_delivered(self, records: Sequence[ConsumerRecord]) -> None:
-        """These records have gone to the reader."""
+    def mark_delivered(self, records: Sequence[ConsumerRecord]) -> None:
+        """Record that these records were sent to the reader."""
         topic = self.request.topic
         for record in records:
             self.positions[record.partition] = record.offset + 1
@@ -232,36 +226,36 @@ class Stream:
 
     @property
     def fetch_stats(self) -> FetchStats:
-        """How its consumer fetches."""
+        """Fetch counters of the stream's consumer; empty after `close`."""
         return self._consumer.fetch_stats if self._consumer is not None else FetchStats()
 
     async def close(self, end: End | None = None) -> None:
-        """Free everything; idempotent."""
+        """Close the consumer and release the slot. `end` is the reason unless one is set. Idempotent."""
         consumer, self._consumer = self._consumer, None
         if consumer is None:
             return
         self.end = self.end or end
-        self._streams.keep_fetches(consumer.fetch_stats)
-        self._streams.free_place(self.stream_id)
+        self._streams.add_closed_stats(consumer.fetch_stats)
+        self._streams.release_slot(self.stream_id)
         if self.end is not None:
             self._streams.metrics.streams_ended.labels(self.end.value).inc()
         with suppress(Exception):
             await self._disconnect(consumer)
 
-    def _reading_since(self, begun: float) -> float | None:
-        """When it could begin to read (monotonic, s), from where `timeout_ms` counts; None: it cannot yet."""
-        return begun
+    def _consuming_since(self, begin: float) -> float | None:
+        """Return when `timeout_ms` starts (monotonic seconds), or None while it has not started."""
+        return begin
 
     async def _disconnect(self, consumer: Consumer) -> None:
         await consumer.close()
 
     def _require_consumer(self) -> Consumer:
         if self._consumer is None:
-            raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the stream is closed")
+            raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "stream is closed")
         return self._consumer
 
     async def _poll(self, wait_s: float) -> Sequence[ConsumerRecord]:
-        """Up to `max.poll.records`; returns early when the service stops."""
+        """Poll up to `max.poll.records` records. Returns early when the service stops."""
         consumer = self._require_consumer()
         records_max = self._streams.config.max_poll_records
         if self._left is not None:
@@ -278,7 +272,7 @@ class Stream:
                 task.cancel()
             await asyncio.gather(poll, stopping, return_exceptions=True)
 
-    def _wanted(self, records: Sequence[ConsumerRecord]) -> Sequence[ConsumerRecord]:
+    def _within_limits(self, records: Sequence[ConsumerRecord]) -> Sequence[ConsumerRecord]:
         if not self.request.follow:
             end = self._end_offsets
             records = [record for record in records if record.offset < end[record.partition]]
@@ -297,7 +291,7 @@ class Stream:
         return self.end is not None
 
     async def _is_at_end(self) -> bool:
-        """By the consumer's position: it is beyond the last record where what follows is none (control batches)."""
+        """Whether the consumer's positions reached the end offsets. Positions also pass control batches."""
         for partition, end in list(self._unread.items()):
             if await self._require_consumer().position((self.request.topic, partition)) < end:
                 return False
@@ -306,39 +300,41 @@ class Stream:
 
 
 class MemberStream(Stream, RebalanceListener):
-    """A stream of `from=committed`. It goes on with new records until a limit, a time or the service ends it."""
+    """A stream with `from=committed`: a member of the service's group that follows new records."""
 
     _assigned_at: float | None = None
 
     async def begin(self) -> None:
-        """Connect; the group is joined by the first polls. Raises KafkaError."""
+        """Connect and subscribe. The first polls join the group. Raises KafkaError."""
         consumer = self._require_consumer()
         await consumer.start()
         consumer.subscribe([self.request.topic], self)
 
     def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
-        """The group gave these; it may give none."""
+        """Count newly assigned partitions. The first assignment, even an empty one, starts `timeout_ms`."""
         if self._assigned_at is None:
             self._assigned_at = time.monotonic()
         self._streams.metrics.partitions_assigned.inc(len(partitions))
 
     def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
-        """These are others' now; where this one was in them does not matter any more."""
+        """Forget the positions of revoked partitions."""
         for one in partitions:
             self.positions.pop(one.partition, None)
         self._streams.metrics.partitions_assigned.dec(len(partitions))
 
     on_partitions_lost = on_partitions_revoked
 
-    def _reading_since(self, begun: float) -> float | None:
-        """Since the first assignment; raises KafkaError(REQUEST_TIMED_OUT) when the group takes too long to give it."""
+    def _consuming_since(self, begin: float) -> float | None:
+        """Return the time of the first assignment. Raises KafkaError(REQUEST_TIMED_OUT) if it takes too long."""
         config = self._require_consumer().config
-        if self._assigned_at is None and time.monotonic() > begun + config.default_api_timeout_ms / 1000:
-            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"group {config.group_id!r} lets nobody in")
+        timeout_ms = config.default_api_timeout_ms
+        if self._assigned_at is None and time.monotonic() > begin + timeout_ms / 1000:
+            text = f"no assignment from group {config.group_id!r} within {timeout_ms} ms"
+            raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text)
         return self._assigned_at
 
     async def _disconnect(self, consumer: Consumer) -> None:
-        await consumer.close(commit=self.end in _BY_ITSELF)
+        await consumer.close(commit=self.end in _COMMITTING_ENDS)
 
 
 def _start_positions(start: Start, begin: Mapping[int, int], end: Mapping[int, int]) -> dict[int, int]:
@@ -349,7 +345,7 @@ def _start_positions(start: Start, begin: Mapping[int, int], end: Mapping[int, i
         if not begin[partition] <= offset <= end[partition]:
             raise KafkaError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"partition {partition} has offsets {begin[partition]} to {end[partition]}, {offset} is none of them",
+                f"offset of partition {partition} must be {begin[partition]} to {end[partition]}, got {offset}",
             )
         positions[partition] = offset
     return positions

@@ -1,1 +1,1 @@
-"""The follower service."""
+"""The follower service: a broker that is preferred as replica."""

@@ -1,4 +1,4 @@
-"""`python -m kipmesh_follower`: a broker of the mesh as a process."""
+"""`python -m kipmesh_follower`: run a broker that is preferred as replica."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _make(config: BrokerConfig) -> Node:
 
 SERVICE = Service(
     module="kipmesh_follower",
-    summary="A broker that is preferred as replica: follows leaders, and is promoted when a leader fails.",
+    summary="Broker that is preferred as replica: follows leaders and is promoted when a leader fails.",
     examples=_EXAMPLES,
     config_type=lambda: BrokerConfig,
     make=_make,

@@ -1,1 +1,1 @@
-"""The leader service."""
+"""The leader service: a broker that is preferred as leader."""

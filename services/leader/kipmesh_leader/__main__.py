@@ -1,4 +1,4 @@
-"""`python -m kipmesh_leader`: a broker of the mesh as a process."""
+"""`python -m kipmesh_leader`: run a broker that is preferred as leader."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _make(config: BrokerConfig) -> Node:
 
 SERVICE = Service(
     module="kipmesh_leader",
-    summary="A broker that is preferred as leader: takes writes, serves fetches, feeds its followers.",
+    summary="Broker that is preferred as leader: appends records, serves fetches and replicates to followers.",
     examples=_EXAMPLES,
     config_type=lambda: BrokerConfig,
     make=_make,

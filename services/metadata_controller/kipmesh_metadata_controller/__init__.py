@@ -1,1 +1,1 @@
-"""The metadata_controller service."""
+"""The metadata controller service: a voter of the metadata quorum."""

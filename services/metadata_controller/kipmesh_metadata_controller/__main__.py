@@ -1,4 +1,4 @@
-"""`python -m kipmesh_metadata_controller`: a voter of the metadata quorum as a process."""
+"""`python -m kipmesh_metadata_controller`: run a voter of the metadata quorum."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _make(config: ControllerConfig) -> Node:
 
 SERVICE = Service(
     module="kipmesh_metadata_controller",
-    summary="A voter of the metadata quorum: owns topics, leaders, in-sync replicas, fencing and registrations.",
+    summary="Voter of the metadata quorum: manages topics, brokers, leaders and in-sync replicas.",
     examples=_EXAMPLES,
     config_type=lambda: ControllerConfig,
     make=_make,
