@@ -115,7 +115,7 @@ class DataDirectory:
         try:
             return checkpoint.read_offsets(fs, f"{self.path}/{name}")
         except CorruptRecordError as error:
-            _LOG.warning("%s; using an empty checkpoint", error.message)
+            _LOG.warning("ignoring corrupt checkpoint error=%s", error.message)
             return {}
 
 
@@ -256,7 +256,7 @@ class DataDirectories:
             raise error
         why = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)
         failed = StorageError(f"cannot load data directory {directory.path}, it stays offline: {why}")
-        _LOG.error("%s", failed.message)
+        _LOG.error("data directory offline error=%s", failed.message)
         directory.set_offline(failed)
 
     @property

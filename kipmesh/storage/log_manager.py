@@ -290,7 +290,7 @@ class LogManager:
         existing = self.get(topic, partition)
         try:
             if existing and not existing.topic_id and existing.log_end_offset > existing.log_start_offset:
-                _LOG.warning("%s has records but no topic id; setting it aside", existing.dir)
+                _LOG.warning("log without topic id has records, setting it aside log=%s", existing.dir)
                 self._set_aside(existing, "stray", f"cannot create {topic}-{partition}")
                 existing = None
             if existing:
@@ -334,7 +334,7 @@ class LogManager:
         if log is None:
             return None
         renamed = self._set_aside(log, "stray", f"cannot set {topic}-{partition} aside")
-        _LOG.warning("%s-%d is not in the metadata; keeping it as %s", topic, partition, renamed)
+        _LOG.warning("log is not in the metadata, keeping it topic=%s partition=%d path=%s", topic, partition, renamed)
         return renamed
 
     def _set_aside(self, log: Log, suffix: str, problem: str) -> str:
@@ -373,7 +373,7 @@ class LogManager:
                 self.fs.remove_tree(due[1])
                 count += 1
             except OSError as error:  # retried at the next start
-                _LOG.warning("cannot remove %s: %s", due[1], error)
+                _LOG.warning("cannot remove deleted log path=%s error=%s", due[1], error)
         return count + sum(log.remove_deleted(now_ms) for log in list(self._logs.values()))
 
     # -- checkpoints
@@ -483,7 +483,7 @@ class LogManager:
         with ThreadPoolExecutor(_CLOSING_THREADS, thread_name_prefix="log-close") as pool:
             for log, problem in pool.map(_close_log, self._every_log()):
                 if problem:
-                    _LOG.error("%s", problem)
+                    _LOG.error("cannot close log log=%r error=%s", log, problem)
                     healthy.discard(log.dir.rpartition("/")[0])
         for directory in self.directories.online:
             try:
@@ -491,7 +491,7 @@ class LogManager:
                 if directory.path in healthy:
                     checkpoint.write_clean_shutdown(self.fs, directory.path, broker_epoch)
             except OSError as error:
-                _LOG.error("cannot close data directory %s: %s", directory.path, error)
+                _LOG.error("cannot close data directory path=%s error=%s", directory.path, error)
         self.abandon()
 
     def abandon(self) -> None:
@@ -507,5 +507,5 @@ def _close_log(log: Log) -> tuple[Log, str]:
     try:
         log.close()
     except KafkaError as error:
-        return log, f"cannot close {log.topic}-{log.partition}: {error.message}"
+        return log, error.message
     return log, ""

@@ -84,7 +84,7 @@ class Checker:
         """All records that a broker ever stored."""
         self.durable: dict[ReplicaKey, int] = {}
         """End offsets that the next loaded log must reach."""
-        self.seen: dict[ReplicaKey, ReplicaState] = {}
+        self.last_states: dict[ReplicaKey, ReplicaState] = {}
         self.committed_ms = 0.0
         """Time of the last commit."""
 
@@ -171,7 +171,7 @@ class Checker:
         self.brokers[broker.node_id] = broker
         for partition in range(self.settings.partitions):
             key = (broker.node_id, partition)
-            self.seen.pop(key, None)
+            self.last_states.pop(key, None)
             floor, before = self.durable.pop(key, 0), self.shadows.pop(key, Shadow())
             log = broker.manager.get(TOPIC, partition)
             if log is not None and not log.topic_id:
@@ -223,9 +223,9 @@ class Checker:
             replica.leader_epoch,
             replica.leader is not None,
         )
-        before = self.seen.get(key)
+        before = self.last_states.get(key)
         if now != before:
-            self.seen[key] = now
+            self.last_states[key] = now
             committed, shadow = self.committed[replica.partition], self.shadows[key]
             if before is not None:
                 self._check_replica(node_id, replica.partition, before, now)

@@ -74,7 +74,7 @@ def plan_compaction(log: Log, now_ms: int, high_watermark: int) -> Plan | None:
     items, end, dirty_bytes, total_bytes, is_overdue = log.segments.items, 0, 0, 0, False
     for segment, following in pairwise(items):
         is_dirty = following.base_offset > first_dirty
-        age_ms = now_ms - segment.largest_timestamp(segment.created_ms)
+        age_ms = now_ms - segment.retention_timestamp
         is_young = config.min_compaction_lag_ms > 0 and age_ms < config.min_compaction_lag_ms
         if following.base_offset > bound or (is_dirty and is_young):
             break

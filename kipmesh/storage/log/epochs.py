@@ -61,11 +61,11 @@ class LeaderEpochs:
     def truncate_from_start(self, start_offset: int) -> None:
         """Remove epochs that end at or before `start_offset`. An epoch that contains it now starts there."""
         entries = self.entries
-        gone = bisect_right(entries, start_offset, key=lambda entry: entry[1])
-        if gone and entries[gone - 1][1] != start_offset:
-            self._replace(((entries[gone - 1][0], start_offset), *entries[gone:]))
-        elif gone > 1:
-            self._replace(entries[gone - 1 :])
+        count = bisect_right(entries, start_offset, key=lambda entry: entry[1])
+        if count and entries[count - 1][1] != start_offset:
+            self._replace(((entries[count - 1][0], start_offset), *entries[count:]))
+        elif count > 1:
+            self._replace(entries[count - 1 :])
 
     def clear(self) -> None:
         """Remove all entries."""

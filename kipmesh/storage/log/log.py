@@ -480,7 +480,7 @@ class Log:
                 self.flush()
             return not self._has_unsynced_truncation
         except KafkaError as error:
-            _LOG.warning("high watermark of %r not raised: %s", self, error.message)
+            _LOG.warning("high watermark not raised log=%r error=%s", self, error.message)
             return False
 
     @property
@@ -543,7 +543,7 @@ class Log:
         raised = StorageError(f"cannot {action} {self.topic}-{self.partition}: {error}")
         is_transient = not permanent and isinstance(error, OSError) and is_no_space(error)
         if not is_transient and self.mark_failed(raised):
-            _LOG.error("%s; the log is unusable until it is reloaded", raised.message)
+            _LOG.error("log failed permanently log=%r error=%s", self, raised.message)
             if self.on_failed:
                 self.on_failed(self, raised)
         return raised

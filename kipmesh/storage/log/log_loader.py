@@ -149,11 +149,11 @@ class _Loading:
         try:
             stored = read_epochs(self.files.fs, self.directory)
         except CorruptRecordError as error:
-            _LOG.warning("%s; rebuilding leader epochs from the batches", error.message)
+            _LOG.warning("corrupt leader epochs, rebuilding from batches error=%s", error.message)
             stored, clean, recovery_point = None, False, 0
         bases = sorted(base for name in self.entries if (base := offset_of(name, LOG_SUFFIX)) is not None)
         if stored and bases and stored[0][1] > max(log_start_offset, bases[0]):
-            _LOG.info("%s: leader epochs start after the log start; rebuilding them from the batches", self.directory)
+            _LOG.info("leader epochs start after log start, rebuilding from batches log=%s", self.directory)
             stored, clean, recovery_point = None, False, 0
         epochs = list(stored or ())
         self.log_end_offset = self._load_segments(bases, clean, recovery_point, epochs)
@@ -209,7 +209,9 @@ class _Loading:
             self.segments.append(segment)
             if not whole or (following is not None and end != following):
                 if following is not None:
-                    _LOG.warning("%s: removing segments after offset %d: %s", self.directory, end, bases[number + 1 :])
+                    _LOG.warning(
+                        "removing segments log=%s end_offset=%d bases=%s", self.directory, end, bases[number + 1 :]
+                    )
                     self._remove_segments(bases[number + 1 :])
                 break
             if following is not None:
@@ -223,7 +225,7 @@ class _Loading:
             return (segment.end_offset() if known_end is None else known_end), True
         except CorruptRecordError as error:
             _LOG.warning(
-                "%s: rebuilding the indexes of segment %d: %s", self.directory, segment.base_offset, error.message
+                "rebuilding indexes log=%s segment=%d error=%s", self.directory, segment.base_offset, error.message
             )
             segment.exists, segment.size_bytes = True, sizes[f"{segment.base_offset:020d}{LOG_SUFFIX}"]
             end, whole = self._recover(segment, [])
@@ -237,7 +239,7 @@ class _Loading:
         self.names_changed = True
         if problem:
             _LOG.warning(
-                "%s: truncating segment %d at offset %d to %d of %d bytes: %s",
+                "truncating segment log=%s segment=%d end_offset=%d bytes=%d bytes_before=%d error=%s",
                 self.directory,
                 segment.base_offset,
                 end,
@@ -260,7 +262,10 @@ class _Loading:
     def _reset(self) -> None:
         """Replace segments that end before the log start by an empty one at the log start."""
         _LOG.warning(
-            "%s: log end %d is before log start %d", self.directory, self.log_end_offset, self.log_start_offset
+            "log end is before log start log=%s log_end=%d log_start=%d",
+            self.directory,
+            self.log_end_offset,
+            self.log_start_offset,
         )
         for segment in self.segments:
             segment.remove()
@@ -301,11 +306,11 @@ def _complete_swap(
                 raise CorruptRecordError("the last batch is incomplete")
             end = header.next_offset
     except CorruptRecordError as error:
-        _LOG.warning("%s: compacted segment %d is corrupt: %s", directory, base, error.message)
+        _LOG.warning("compacted segment is corrupt log=%s segment=%d error=%s", directory, base, error.message)
         if has_old:
             new.remove()
             return
-    _LOG.info("%s: completing the swap of compacted segment %d, up to offset %d", directory, base, end)
+    _LOG.info("completing swap of compacted segment log=%s segment=%d end_offset=%d", directory, base, end)
     for name in entries:
         digits = name.split(".")[0]
         if name.endswith(SUFFIXES) and digits.isdigit() and base <= int(digits) < max(end, base + 1):

@@ -182,7 +182,7 @@ class Producers:
             try:
                 self.states.load(decode_snapshot(read_file(self._fs, self._path(offset))))
             except (CorruptRecordError, FileNotFoundError) as error:
-                _LOG.warning("ignoring invalid producer snapshot %s: %s", self._path(offset), error)
+                _LOG.warning("ignoring invalid producer snapshot path=%s error=%s", self._path(offset), error)
                 self.delete_snapshots([offset])
                 continue
             start = offset

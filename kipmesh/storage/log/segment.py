@@ -261,9 +261,10 @@ class Segment:
             yield position, header
             position += header.size_bytes
 
-    def largest_timestamp(self, modified_ms: int) -> int:
-        """Return the timestamp that retention uses: the largest of the records, or `modified_ms` if none has one."""
-        return self.max_timestamp if self.max_timestamp >= 0 else modified_ms
+    @property
+    def retention_timestamp(self) -> int:
+        """Timestamp (ms) that retention uses: the largest of the records, or `created_ms` if none has one."""
+        return self.max_timestamp if self.max_timestamp >= 0 else self.created_ms
 
     def age_ms(self, now_ms: int, timestamp: int) -> int:
         """Return the age of the segment for a batch with this timestamp, as Kafka defines it for `segment.ms`."""

@@ -123,7 +123,7 @@ class SegmentList:
             if end > high_watermark or (is_active and not segment.size_bytes):
                 return number
             excess -= segment.size_bytes
-            age_ms = now_ms - segment.largest_timestamp(segment.created_ms)
+            age_ms = now_ms - segment.retention_timestamp
             is_old = config.is_deleted and 0 <= config.retention_ms < age_ms
             is_below_start = not is_active and end <= log_start_offset
             if not (is_old or is_below_start or excess >= 0):
@@ -206,7 +206,7 @@ class SegmentList:
             except FileNotFoundError:
                 pass  # two compactions retired a segment of the same name
             except OSError as error:
-                _LOG.warning("cannot remove %s: %s", path, error)
+                _LOG.warning("cannot remove retired file path=%s error=%s", path, error)
         return len(due)
 
     def forget_files(self) -> None:
@@ -302,7 +302,7 @@ def _records(segment: Segment, position: int, header: BatchHeader) -> Iterator[t
         for record in DefaultRecordBatch(_uncompressed(data, header)):
             yield record.offset, record.timestamp
     except Exception as error:  # codecs raise various errors for invalid data of a producer
-        _LOG.warning("cannot decode the batch at offset %d of %s: %s", header.base_offset, segment.path, error)
+        _LOG.warning("cannot decode batch path=%s offset=%d error=%s", segment.path, header.base_offset, error)
         yield header.base_offset, header.max_timestamp
 
 

@@ -104,7 +104,9 @@ class QuorumReplica:
         if manager.metadata_damage is not None:
             if is_voter:
                 raise _refusal(manager.metadata_damage)
-            _LOG.warning("%s; fetching all metadata from the leader", manager.metadata_damage)
+            _LOG.warning(
+                "metadata log is damaged, fetching all metadata from the leader error=%s", manager.metadata_damage
+            )
             manager.drop_damaged_metadata()
         config = log_config(segment_bytes)
         log = manager.create(CLUSTER_METADATA_TOPIC, 0, CLUSTER_METADATA_TOPIC_ID, config, now_ms)
@@ -136,12 +138,12 @@ class QuorumReplica:
             case retention.StartRefused(message):
                 raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{log.dir}: {message}")
             case retention.StartByFetching():
-                _LOG.warning("%s: no valid snapshot from offset %d; emptying the log", log.dir, extent.start_offset)
+                _LOG.warning("no valid snapshot, emptying the log log=%s log_start=%d", log.dir, extent.start_offset)
                 self._reset_log(0)
                 self.store.delete(self.store.snapshot_ids())
             case retention.StartFromSnapshot(snapshot_id, replaces_log=True):
                 if (extent.start_offset, extent.end_offset) != (snapshot_id.end_offset, snapshot_id.end_offset):
-                    _LOG.warning("%s: snapshot %s replaces the log", log.dir, snapshot_id)
+                    _LOG.warning("snapshot replaces the log log=%s snapshot=%s", log.dir, snapshot_id)
                 self._reset_log(snapshot_id.end_offset)
             case _:
                 pass
@@ -268,7 +270,9 @@ class QuorumReplica:
         Raises StorageError.
         """
         if snapshot_id.end_offset < self.log.log_start_offset:
-            _LOG.info("ignoring snapshot %s below log start %d", snapshot_id, self.log.log_start_offset)
+            _LOG.info(
+                "ignoring snapshot below log start snapshot=%s log_start=%d", snapshot_id, self.log.log_start_offset
+            )
         self._received.discard(snapshot_id)
         return self._changed()
 
@@ -313,7 +317,7 @@ class QuorumReplica:
                 try:
                     timestamp_ms = store.header(snapshot_id).last_contained_log_timestamp
                 except CorruptRecordError as error:
-                    _LOG.error("%s: not raising the log start to a corrupt snapshot: %s", log.dir, error.message)
+                    _LOG.error("not raising log start to corrupt snapshot log=%s error=%s", log.dir, error.message)
                     continue
                 known = self._headers[snapshot_id] = (store.size(snapshot_id) or 0, timestamp_ms)
             yield retention.KeptSnapshot(snapshot_id, *known, self._bytes_from(snapshot_id.end_offset))

@@ -298,7 +298,7 @@ class SnapshotStore:
                 summary = self.validate(snapshot_id)
             except CorruptRecordError as error:
                 aside = self.set_aside(snapshot_id)
-                _LOG.error("%s/%s: set aside corrupt snapshot: %s", self._directory, aside, error.message)
+                _LOG.error("corrupt snapshot set aside path=%s/%s error=%s", self._directory, aside, error.message)
                 corrupt.append(snapshot_id)
             else:
                 valid = snapshot_id

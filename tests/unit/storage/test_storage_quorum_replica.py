@@ -404,7 +404,7 @@ def test_corrupt_newest_snapshot_is_set_aside(caplog: pytest.LogCaptureFixture) 
     flip(fs, SnapshotId(20, 1))
     replica = reopen(fs)
     assert replica.latest_snapshot == SnapshotId(10, 1)
-    assert "set aside" in caplog.text
+    assert "corrupt snapshot set aside" in caplog.text
     assert "00000000000000000020-0000000001.checkpoint.corrupt" in snapshots(fs)
     assert_snapshot_covers_log_start(replica)
 

@@ -356,7 +356,7 @@ def test_recovery_takes_the_newest_valid_one(caplog: pytest.LogCaptureFixture) -
     start, _ = store.recover(LogExtent(50, 300, 4), is_voter=True)
     assert start == StartFromSnapshot(OLD, replaces_log=False)
     assert "00000000000000000200-0000000004.checkpoint.corrupt" in fs.list_dir(FOLDER)
-    assert "set aside corrupt snapshot: snapshot 00000000000000000200-0000000004.checkpoint: wrong CRC" in caplog.text
+    assert "error=snapshot 00000000000000000200-0000000004.checkpoint: wrong CRC" in caplog.text
     corrupt(fs, "00000000000000000100-0000000003")
     start, summary = store.recover(LogExtent(50, 300, 4), is_voter=True)
     assert isinstance(start, StartRefused)
