@@ -171,8 +171,10 @@ class BrokerLifecycle:
                 raise KafkaError(code, f"broker {self.config.node_id} is no longer registered")
             log.warning("heartbeat refused", error=code.name)
             return
-        if response.is_fenced != self.is_fenced:
-            log.info("fenced" if response.is_fenced else "unfenced")
+        if response.is_fenced and not self.is_fenced:
+            log.info("fenced")
+        elif self.is_fenced and not response.is_fenced:
+            log.info("unfenced")
         self.is_fenced = response.is_fenced
         self._requested_log_ends = response.wanted_log_ends
         if response.should_shut_down:

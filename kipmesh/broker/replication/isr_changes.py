@@ -132,7 +132,7 @@ class IsrChanges:
                 # retry would be fenced.
                 del self._proposed[replica]
             return True
-        log.info("ISR change refused", topic=replica.topic, partition=replica.partition, error=code.name)
+        log.info("refused ISR change", topic=replica.topic, partition=replica.partition, error=code.name)
         if code not in _FINAL:
             return False
         del self._proposed[replica]

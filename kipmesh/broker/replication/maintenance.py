@@ -58,7 +58,7 @@ class Maintenance:
     async def _retain(self) -> None:
         pace, held_back = Pace(), []
         for replica in self.hosted_replicas:
-            with _log_failure(replica, "retention failed"):
+            with _log_failure(replica, "retention"):
                 removed = replica.retain(self.now_ms())
                 if removed:
                     log.info("segments deleted", topic=replica.topic, partition=replica.partition, segments=removed)
@@ -76,7 +76,7 @@ class Maintenance:
         for replica in list(unflushed):
             unflushed.pop(replica, None)  # before the flush: an append during it adds the replica again
             if replica.log.needs_flush(self.now_ms()):
-                with _log_failure(replica, "flush failed"):
+                with _log_failure(replica, "flush"):
                     await self.disk.run(replica.log.flush)
             if self._may_be_due(replica):
                 unflushed[replica] = None
@@ -116,12 +116,14 @@ class Maintenance:
 
 
 @contextlib.contextmanager
-def _log_failure(replica: Replica, event: str) -> Iterator[None]:
+def _log_failure(replica: Replica, job: str) -> Iterator[None]:
     """Log a failure of one log, so that it does not end the job for the others."""
     try:
         yield
     except KafkaError as error:
-        log.warning(event, topic=replica.topic, partition=replica.partition, error=str(error))
+        log.warning(
+            "log maintenance failed", job=job, topic=replica.topic, partition=replica.partition, error=str(error)
+        )
 
 
 async def _repeat(job: Callable[[], Awaitable[None]], interval_s: float) -> None:

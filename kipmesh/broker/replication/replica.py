@@ -470,7 +470,7 @@ class Replica:
         if not self.log.log_start_offset <= request.fetch_offset <= self.log.log_end_offset:
             raise KafkaError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"offset {request.fetch_offset} is outside of {self.log.log_start_offset} to {self.log.log_end_offset}",
+                f"fetch offset must be in {self.log.log_start_offset}..{self.log.log_end_offset}, got {request.fetch_offset}",
             )
         if leader.follower_fetched(
             replica_id, request.fetch_offset, request.log_start_offset, replica_epoch, self.monotonic_ms(), fetches

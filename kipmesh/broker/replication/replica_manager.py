@@ -145,7 +145,7 @@ class ReplicaManager:
             deleted.append((name, partition))
         if deleted:
             await self.disk.run(partial(self._remove_logs, deleted, keep=self._is_first))
-            log.info("logs set aside" if self._is_first else "logs deleted", partitions=len(deleted))
+            log.info("logs removed", partitions=len(deleted), kept_on_disk=self._is_first)
 
     def _moved_away(self, image: MetadataImage, changed: AbstractSet[PartitionKey]) -> list[tuple[str, int]]:
         """Return those of `changed` whose logs may be on this broker although it is no longer a replica."""
