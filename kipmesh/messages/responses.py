@@ -37,16 +37,16 @@ def error_places(of: type[Message]) -> Place:
     return Place(_CODE in of._fields, tuple(inner))
 
 
-def add_errors(place: Place, value: Any, found: list[int]) -> None:
-    """Append all error codes of a response except 0 to `found`, including those of its items."""
+def add_errors(place: Place, value: Any, codes: list[int]) -> None:
+    """Append all error codes of a response except 0 to `codes`, including those of its items."""
     if place.has_code and value.error_code:
-        found.append(value.error_code)
+        codes.append(value.error_code)
     for items, inner in place.inner:
         if inner.inner:
             for item in items(value) or ():
-                add_errors(inner, item, found)
+                add_errors(inner, item, codes)
         else:
-            found += [item.error_code for item in items(value) or () if item.error_code]
+            codes += [item.error_code for item in items(value) or () if item.error_code]
 
 
 def has_success(place: Place, value: Any) -> bool:

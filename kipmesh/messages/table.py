@@ -162,9 +162,9 @@ class Api:
 
     def errors(self, response: Any) -> list[int]:
         """Return all error codes of a response and its items, except 0."""
-        found: list[int] = []
-        add_errors(self._error_places, response, found)
-        return found
+        codes: list[int] = []
+        add_errors(self._error_places, response, codes)
+        return codes
 
     def has_success(self, response: Any) -> bool:
         """Return whether a response has no top-level error and at least one item without an error."""

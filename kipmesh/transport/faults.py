@@ -1,14 +1,11 @@
 """Fault injection for tests: delayed requests, error responses and closed connections.
 
-A fault applies to the next `times` requests of one API, from one client id or from all. The oldest matching fault is
-used. It waits `delay_ms`, then closes the connection, or responds with the error without calling the handler, or
-continues.
+A fault applies to the next `times` requests of one API, from one client id or from all. The oldest match is used. It
+waits `delay_ms`, then closes the connection, or responds with the error without calling the handler, or continues.
 
-- The error is set in the fields that the request's version has for it. A version without such a field closes the
-  connection.
+- The error is set in the fields that the request's version has for it. Without such a field the connection is closed.
 - Metadata is handled, then each topic has the error instead of its partitions. A request without topics does not count.
-- An incremental fetch cannot report an error for all its partitions. It gets FETCH_SESSION_ID_NOT_FOUND, which does not
-  count, and the following full fetch gets the error for each partition.
+- An incremental fetch gets FETCH_SESSION_ID_NOT_FOUND, which does not count. The full fetch after it gets the error.
 """
 
 from __future__ import annotations

@@ -38,52 +38,52 @@ async def elect_leaders(
         return m.ElectLeadersResponse(error_code=ErrorCode.INVALID_REQUEST)
     deadline = asyncio.get_running_loop().time() + context.respond_within(request.timeout_ms / 1000)
     if request.topic_partitions is None:
-        wanted = await controller.do(OPERATION, lambda core: core.partitions_to_elect(election_type))
+        partitions = await controller.do(OPERATION, lambda core: core.partitions_to_elect(election_type))
     else:
-        wanted = [(each.topic, number) for each in request.topic_partitions for number in each.partitions]
-    found: dict[TopicPartition, ElectionResult] = {}
+        partitions = [(each.topic, number) for each in request.topic_partitions for number in each.partitions]
+    results: dict[TopicPartition, ElectionResult] = {}
     try:
-        await _decide(controller, election_type, wanted, found)
-        await _retry_pending(controller, election_type, found, deadline)
+        await _decide(controller, election_type, partitions, results)
+        await _retry_pending(controller, election_type, results, deadline)
     finally:
         # Also after a failure: a pending election would later happen uncleanly although its request is over.
-        left = [each for each in wanted if each not in found or found[each].is_pending]
-        if left and election_type is m.ElectionType.UNCLEAN:
+        pending = [each for each in partitions if each not in results or results[each].is_pending]
+        if pending and election_type is m.ElectionType.UNCLEAN:
             # A cleanup is exempt from OPERATIONS_MAX: a full queue may have caused the failure.
-            await controller.do(OPERATION, lambda core: core.withdraw_elections(left), is_cleanup=True)
-    is_wanted = request.topic_partitions is not None
-    results = [one for one in found.values() if is_wanted or one.code is not ErrorCode.ELECTION_NOT_NEEDED]
-    return m.ElectLeadersResponse(replica_election_results=_by_topic(results))
+            await controller.do(OPERATION, lambda core: core.withdraw_elections(pending), is_cleanup=True)
+    is_named = request.topic_partitions is not None
+    reported = [each for each in results.values() if is_named or each.code is not ErrorCode.ELECTION_NOT_NEEDED]
+    return m.ElectLeadersResponse(replica_election_results=_by_topic(reported))
 
 
 async def _decide(
     controller: ControllerParts,
     election_type: m.ElectionType,
-    wanted: Sequence[TopicPartition],
-    found: dict[TopicPartition, ElectionResult],
+    partitions: Sequence[TopicPartition],
+    results: dict[TopicPartition, ElectionResult],
 ) -> None:
-    for first in range(0, len(wanted), DECIDED_MAX):
-        some = wanted[first : first + DECIDED_MAX]
-        decide = partial(MetadataController.elect_leaders, election_type=election_type, partitions=some)
-        results: list[ElectionResult] = await controller.do(OPERATION, decide)
-        found.update({(result.topic, result.partition): result for result in results})
+    for first in range(0, len(partitions), DECIDED_MAX):
+        batch = partitions[first : first + DECIDED_MAX]
+        decide = partial(MetadataController.elect_leaders, election_type=election_type, partitions=batch)
+        decided: list[ElectionResult] = await controller.do(OPERATION, decide)
+        results.update({(result.topic, result.partition): result for result in decided})
 
 
 async def _retry_pending(
     controller: ControllerParts,
     election_type: m.ElectionType,
-    found: dict[TopicPartition, ElectionResult],
+    results: dict[TopicPartition, ElectionResult],
     deadline: float,
 ) -> None:
     """Repeat the decision for partitions that wait for log ends, until `deadline` (time of the event loop, s)."""
     loop = asyncio.get_running_loop()
-    while (left := [each for each, result in found.items() if result.is_pending]) and loop.time() + RETRY_S < deadline:
+    while loop.time() + RETRY_S < deadline and (pending := [key for key, each in results.items() if each.is_pending]):
         await asyncio.sleep(RETRY_S)
-        await _decide(controller, election_type, left, found)
-        for each in left:
-            if found[each].code is ErrorCode.ELECTION_NOT_NEEDED:
+        await _decide(controller, election_type, pending, results)
+        for each in pending:
+            if results[each].code is ErrorCode.ELECTION_NOT_NEEDED:
                 # The heartbeat with the last missing log end has already caused the election.
-                found[each] = ElectionResult(*each)
+                results[each] = ElectionResult(*each)
 
 
 def _by_topic(results: Iterable[ElectionResult]) -> list[m.ReplicaElectionResult]:

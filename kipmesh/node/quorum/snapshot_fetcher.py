@@ -1,14 +1,11 @@
 """Fetches one snapshot from the leader into the store (630-12): the task of the effect `FetchSnapshot`.
 
 A broken transfer resumes at its position, but only with the same leader in the same epoch: snapshots with the same id
-may differ in their bytes between nodes. Another leader therefore needs a new task and a new `.part` file.
-
-Validating a large file takes longer than a fetch timeout. Meanwhile the task requests single bytes as keepalives, so
-that the leader keeps its quorum and this replica does not start an election.
+may differ in their bytes between nodes. Validating a large file takes longer than a fetch timeout. Meanwhile the task
+requests single bytes as keepalives, so that the leader keeps its quorum and this replica does not start an election.
 
 The result is reported once, in the event loop, to a `SnapshotFetchListener`. A cancelled transfer reports only a
-snapshot that was already complete, and leaves no `.part` file. The next transfer waits until its validation thread has
-ended.
+complete snapshot and leaves no `.part` file. The next transfer waits until its validation thread has ended.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
 """Makes snapshots of the committed metadata and cleans the metadata log (630-03 to 630-06).
 
-Snapshots: when one is due, the image is captured. A task writes the records in slices and completes the file on a
-thread. The image of an active controller is ahead of the high watermark, so its snapshot is completed only after the
-high watermark has reached its end, and dropped if that part of the log is truncated. Cleaning: periodically and after
-each snapshot, the log start is raised as far as 630-05 allows, then made durable, then older segments and snapshots
-deleted.
+When a snapshot is due, the image is captured. A task writes the records in slices and completes the file on a thread,
+after the high watermark has reached its end. It is dropped if that part of the log is truncated. Cleaning raises the
+log start as far as 630-05 allows, periodically and after each snapshot, then deletes older segments and snapshots.
 
-Invariants: a complete snapshot contains committed records only, and never those of a failed image (630-15). One
-snapshot is made at a time. Completion and cleaning never use the directory at the same time. A full disk only delays
-both.
+Invariants: a snapshot contains committed records only, and never those of a failed image (630-15). One snapshot is made
+at a time. Completion and cleaning never use the directory at the same time. A full disk only delays both.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """One connection of a Kafka client: receives frames, handles requests, writes responses in request order.
 
-Requests are handled one after the other, as in Apache Kafka. Only those of an API that `is_pipelined` (Produce)
-overlap.
-
+- Requests are handled one after the other, as in Apache Kafka. Only those of a pipelined API (Produce) overlap.
 - Reading stops at `max.in.flight.requests.per.connection` and `queued.max.request.bytes`. No request starts while more
-  than `queued.max.response.bytes.per.connection` are unsent. An invalid request is logged, counted and ends the
-  connection.
-- A disconnect cancels pending requests, but received Produce requests are executed: with acks=0 a client may leave
-  early.
+  than `queued.max.response.bytes.per.connection` are unsent. An invalid request is counted and ends the connection.
+- A disconnect cancels pending requests, but executes received Produce requests, because of acks=0.
 - A client that sends, reads or queues requests slowly is closed after `connections.max.stall.ms` if others need memory.
 - Invariant: memory reserved in `RequestMemory` is released when its request completes or the connection ends.
 """

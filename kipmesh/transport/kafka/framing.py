@@ -1,16 +1,12 @@
 """Splits a byte stream into frames (a length of four bytes, then the bytes) and reads request headers. Sans-IO.
 
-    framer = Framer(staging, reserve, extend)
     view = framer.buffer()                  # receive the next bytes here
     frames = framer.received(number)        # call immediately: other connections share the staging buffer
 
-- A complete frame is copied out of the staging buffer once. The rest of an incomplete one is received into its own
-  memory.
-- `reserve(size, key, number)` is called for each frame as soon as length and API key are known, for its first `number`
-  bytes. It raises RefusedError, or returns False if memory is full: then `is_full` is set until `resume()` is called.
-- `extend(step, rest)` reserves more bytes as a large frame arrives. An announced length alone holds at most
-  FIRST_BYTES.
-- Invariant: the frames do not depend on how the bytes were split. A refusal is raised after all frames before it.
+`reserve(size, key, number)` is called once per frame, for its first `number` bytes. It raises RefusedError, or returns
+False if memory is full: then `is_full` is set until `resume()` is called. `extend(step, rest)` reserves more bytes as a
+large frame arrives, so that an announced length alone holds at most FIRST_BYTES.
+Invariant: the frames do not depend on how the bytes were split. A refusal is raised after all frames before it.
 """
 
 from __future__ import annotations

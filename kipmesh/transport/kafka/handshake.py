@@ -1,14 +1,12 @@
 """ApiVersions (18), SaslHandshake (17) and SaslAuthenticate (36) of one Kafka connection.
 
-ApiVersions in an unsupported version gets UNSUPPORTED_VERSION in version 0 with the supported versions (KIP-511).
+ApiVersions in an unsupported version gets UNSUPPORTED_VERSION in version 0 with the supported versions (KIP-511). A
+client of a SASL listener must authenticate with PLAIN (RFC 4616) or SCRAM before it sends other requests. It has one
+attempt and `AUTHENTICATE_S`. A failed attempt gets an error without a reason after `FAILED_DELAY_S` and is closed.
+While the user list is unknown, the connection is closed without a response, so that clients retry.
 
-A client of a SASL listener may send only these three requests before it has authenticated with PLAIN (RFC 4616) or
-SCRAM. A connection has one attempt and `AUTHENTICATE_S`. A failed attempt gets an error without a reason after
-`FAILED_DELAY_S`, then the connection is closed. If the broker has no user list yet, it closes without a response, so
-that clients retry.
-
-An unknown user cannot be distinguished from a wrong password of a user of the users file, by messages or timing. Users
-in the metadata log have their own salt length and iteration count, which may reveal their existence.
+Messages and timing do not distinguish an unknown user from a wrong password of a user in the users file. Users in the
+metadata log have their own salt length and iteration count, which may reveal their existence.
 """
 
 from __future__ import annotations
