@@ -467,16 +467,14 @@ class Replica:
         """
         if replica_id not in leader.followers:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"broker {replica_id} has no replica of {self}")
-        if not self.log.log_start_offset <= request.fetch_offset <= self.log.log_end_offset:
-            raise KafkaError(
-                ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"fetch offset must be in {self.log.log_start_offset}..{self.log.log_end_offset}, got {request.fetch_offset}",
-            )
+        start, end, offset = self.log.log_start_offset, self.log.log_end_offset, request.fetch_offset
+        if not start <= offset <= end:
+            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"fetch offset must be in {start}..{end}, got {offset}")
         if leader.follower_fetched(
-            replica_id, request.fetch_offset, request.log_start_offset, replica_epoch, self.monotonic_ms(), fetches
+            replica_id, offset, request.log_start_offset, replica_epoch, self.monotonic_ms(), fetches
         ):
             self._high_watermark_moved(leader)
-        if request.fetch_offset != self.log.log_end_offset:  # a restarted follower may have lost its tail
+        if offset != end:  # a restarted follower may have lost its tail
             self.dirty_replicas.behind[self] = None
         self._check_deleted()
 
