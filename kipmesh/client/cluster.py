@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 from kipmesh.client.calls import Backoff, api_of, call, transport_failure
@@ -50,9 +49,7 @@ class Client:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
     async def start(self) -> None:
@@ -148,17 +145,17 @@ class Cluster:
         api = api_of(request)
         name = f"{api.service.name if api.service else ''}.{api.rpc}"
 
-        async def attempt(left_s: float) -> Any:
+        async def attempt(remaining_s: float) -> Any:
             failure = KafkaError(
                 ErrorCode.REQUEST_TIMED_OUT, f"no broker responded to {api.rpc} within {timeout_s * 1000:.0f} ms"
             )
-            deadline = time.monotonic() + left_s
+            deadline = time.monotonic() + remaining_s
             for address in self.metadata.candidates():
-                left = deadline - time.monotonic()
-                if left <= 0:
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0:
                     break
                 try:
-                    response = await call(self.pool, address, request, min(left, self._request_timeout_s))
+                    response = await call(self.pool, address, request, min(remaining_s, self._request_timeout_s))
                 except TransportError as error:
                     if error.unimplemented:
                         return KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"{address} does not implement {name}")
@@ -185,8 +182,8 @@ class Cluster:
             topics = {partition.topic for partition in pending}
             for topic in sorted(topics):
                 await self.metadata.wait_for_topic(topic, max(deadline - time.monotonic(), 0.0))
-            left_s = max(deadline - time.monotonic(), 0.001)
-            values, failures = await self.call_leaders_once(pending, leader_call, left_s)
+            remaining_s = max(deadline - time.monotonic(), 0.001)
+            values, failures = await self.call_leaders_once(pending, leader_call, remaining_s)
             results.update(values)
             pending.difference_update(values)
             if not pending:

@@ -51,8 +51,8 @@ class GroupCoordinator:
         deadline = time.monotonic() + timeout_s
         node = self.node or await self._find(timeout_s)
         try:
-            left = max(deadline - time.monotonic(), 0.001)
-            response = await call(self._cluster.pool, node.address, request, left)
+            remaining_s = max(deadline - time.monotonic(), 0.001)
+            response = await call(self._cluster.pool, node.address, request, remaining_s)
         except TransportError as error:
             self.node = None
             raise transport_failure(error) from None
@@ -67,9 +67,9 @@ class GroupCoordinator:
         """
         api = api_of(request)
 
-        async def attempt(left_s: float) -> Any:
+        async def attempt(remaining_s: float) -> Any:
             try:
-                response = await self.call_once(request, min(left_s, attempt_timeout_s or left_s))
+                response = await self.call_once(request, min(remaining_s, attempt_timeout_s or remaining_s))
             except KafkaError as error:
                 return error
             code = next((code for code in api.errors(response) if code in COORDINATOR_ERRORS), None)

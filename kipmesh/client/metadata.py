@@ -321,10 +321,10 @@ class Metadata:
     ) -> Any:
         deadline = time.monotonic() + timeout_s
         while (result := condition()) is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
                 raise self._timeout(name, timeout_s, entry)
-            await self.wait_for_update(left)
+            await self.wait_for_update(remaining_s)
         return result
 
     def _timeout(self, name: str, timeout_s: float, entry: TopicEntry | None) -> KafkaError:

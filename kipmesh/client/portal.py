@@ -13,7 +13,6 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from kipmesh.client.cluster import Client
@@ -92,9 +91,7 @@ class BlockingClient(Generic[ClientT]):
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def start(self) -> None:
@@ -139,9 +136,9 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> C
     @functools.wraps(method)
     def call(self: BlockingClient[Any], /, *args: P.args, **kwargs: P.kwargs) -> T:
         portal = self._running()
-        given = [list(value) if isinstance(value, Iterator) else value for value in args]
-        named = {name: list(value) if isinstance(value, Iterator) else value for name, value in kwargs.items()}
-        return portal.call(method(self._client, *given, **named))  # type: ignore[arg-type]
+        positional = [list(value) if isinstance(value, Iterator) else value for value in args]
+        keywords = {name: list(value) if isinstance(value, Iterator) else value for name, value in kwargs.items()}
+        return portal.call(method(self._client, *positional, **keywords))  # type: ignore[arg-type]
 
     return call
 

@@ -94,10 +94,10 @@ class GroupAdmin(AdminRequests):
         """
         request = m.ListGroupsRequest(list(states), list(types))
 
-        async def attempt(left_s: float) -> list[m.ListedGroup] | KafkaError:
-            brokers = (await self._fetch_metadata(m.MetadataRequest(), left_s)).brokers
+        async def attempt(remaining_s: float) -> list[m.ListedGroup] | KafkaError:
+            brokers = (await self._fetch_metadata(m.MetadataRequest(), remaining_s)).brokers
             nodes = [Node(one.node_id, one.host, one.port) for one in brokers]
-            timeout_s = min(left_s, self._cluster.request_timeout_ms / 1000)
+            timeout_s = min(remaining_s, self._cluster.request_timeout_ms / 1000)
             responses = list((await self._call_brokers(request, nodes, timeout_s)).values())
             failure = next((response for response in responses if isinstance(response, KafkaError)), None)
             return failure or [one for response in responses for one in response.groups]

@@ -51,8 +51,8 @@ async def describe_quorum(
     latest: _Result | None = None
     try:
         while True:
-            left_s = max(deadline - time.monotonic(), 0.001)
-            calls = [_call(pool, address, min(CALL_TIMEOUT_S, left_s)) for address in addresses]
+            remaining_s = max(deadline - time.monotonic(), 0.001)
+            calls = [_call(pool, address, min(CALL_TIMEOUT_S, remaining_s)) for address in addresses]
             results = [result for result in await asyncio.gather(*calls) if result is not None]
             leaders = [result for result in results if not result.partition.error_code]
             if leaders:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -39,6 +40,7 @@ class DrainProgress(NamedTuple):
     """Replicas that are being moved, as counted so far in the current pass."""
 
 
+_NO_PROGRESS = DrainProgress(0, 0, 0)
 _NO_RESULT = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "AlterPartitionReassignments response lacks the partition")
 
 OnDrain = Callable[[DrainProgress], None]
@@ -162,16 +164,16 @@ class ReassignmentAdmin(AdminRequests):
         await self._call(m.UnregisterBrokerRequest(broker_id))
 
 
+@dataclass(eq=False)
 class _Drain:
     """Drains one broker in passes over its replicas."""
 
-    def __init__(self, admin: ReassignmentAdmin, broker_id: int, on_progress: OnDrain | None) -> None:
-        self._admin = admin
-        self._broker_id = broker_id
-        self._on_progress = on_progress
-        self.progress = DrainProgress(0, 0, 0)
-        self.rejected: dict[TopicPartition, KafkaError] = {}
-        """Partitions that could not be moved in the last pass, except those of deleted topics."""
+    admin: ReassignmentAdmin
+    broker_id: int
+    on_progress: OnDrain | None
+    progress: DrainProgress = _NO_PROGRESS
+    rejected: dict[TopicPartition, KafkaError] = field(default_factory=dict)
+    """Partitions that could not be moved in the last pass, except those of deleted topics."""
 
     async def run_pass(self, *, is_check: bool = False) -> int:
         """Check all replicas and, unless `is_check`, move those that can move. Returns the started reassignments."""
@@ -180,7 +182,7 @@ class _Drain:
         self.rejected = {}
         while True:
             plan: m.PlanBrokerDrainResponse
-            plan = await self._admin.plan_drain(self._broker_id, cursor, is_check=is_check)
+            plan = await self.admin.plan_drain(self.broker_id, cursor, is_check=is_check)
             leaving += plan.leaving
             if not is_check:
                 self._report(plan.replicas, started + leaving)
@@ -191,8 +193,8 @@ class _Drain:
 
     def _report(self, left: int, leaving: int) -> None:
         self.progress = DrainProgress(max(self.progress.total, left), left, min(leaving, left))
-        if self._on_progress is not None:
-            self._on_progress(self.progress)
+        if self.on_progress is not None:
+            self.on_progress(self.progress)
 
     async def _move(self, plan: m.PlanBrokerDrainResponse) -> int:
         targets: NewReplicas = {
@@ -200,7 +202,7 @@ class _Drain:
             for topic in plan.topics
             for each in topic.partitions
         }
-        results = await self._admin.alter_partition_reassignments(targets)
+        results = await self.admin.alter_partition_reassignments(targets)
         for topic_partition, error in results.items():
             if error is not None and error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 self.rejected[topic_partition] = error

@@ -22,7 +22,7 @@ Results = Callable[[Any], Iterable[tuple[str, Any]]]
 
 
 def single_result(response: Any) -> list[tuple[str, Any]]:
-    """Return the results of a response that has one error code of its own."""
+    """Return the results of a response that has one error code for all."""
     return [(f"{type(response).__name__.removesuffix('Response')} failed", response)]
 
 

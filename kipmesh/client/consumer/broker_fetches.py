@@ -92,31 +92,33 @@ def parse_records(records: bytes, fetch_offset: int) -> Parsed:
     return Parsed(batches, spans, None)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Chunk:
     """The batches of one fetch response. Batches are decoded one at a time, when they are consumed."""
 
-    __slots__ = ("_batches", "_index", "_records", "_taken", "data", "node_id", "size_bytes")
+    data: bytes
+    batches: list[tuple[int, BatchHeader]]
+    node_id: int
+    _index: int = 0
+    _records: list[ConsumerRecord] = field(default_factory=list)
+    _taken: int = 0
 
-    def __init__(self, data: bytes, batches: list[tuple[int, BatchHeader]], node_id: int) -> None:
-        self.data = data
-        self.size_bytes = len(data)
-        self.node_id = node_id
-        self._batches = batches
-        self._index = 0
-        self._records: list[ConsumerRecord] = []
-        self._taken = 0
+    @property
+    def size_bytes(self) -> int:
+        """Size of the data."""
+        return len(self.data)
 
     @property
     def exhausted(self) -> bool:
         """Whether all batches were consumed."""
-        return self._index >= len(self._batches)
+        return self._index >= len(self.batches)
 
     @property
     def decodes_slowly(self) -> bool:
         """Whether the next batch should be decoded on a thread (LIM-03)."""
         if self._records or self.exhausted:
             return False
-        header = self._batches[self._index][1]
+        header = self.batches[self._index][1]
         return header.compression != 0 and header.size_bytes > DECODE_ON_LOOP_BYTES_MAX
 
     def decode(self, state: PartitionState, check_crcs: bool) -> list[ConsumerRecord]:
@@ -126,14 +128,14 @@ class Chunk:
         """
         if self._records:
             return self._records
-        position, header = self._batches[self._index]
+        position, header = self.batches[self._index]
         if check_crcs:
             check_crc(self.data, position, header)
         return consumer_records(state.topic, state.partition, self.data, position, header, state.position or 0)
 
     def take(self, state: PartitionState, records: list[ConsumerRecord], count_max: int) -> list[ConsumerRecord]:
         """Return up to `count_max` of the decoded records that are left, and advance the position."""
-        header = self._batches[self._index][1]
+        header = self.batches[self._index][1]
         whole = self._taken == 0 and len(records) <= count_max
         taken = records if whole else records[self._taken : self._taken + count_max]
         self._taken += len(taken)
@@ -149,11 +151,11 @@ class Chunk:
 
     def rest(self, state: PartitionState, topic_id: bytes) -> FetchedBatches:
         """Return the remaining batches undecoded, and advance the position past them."""
-        start = self._batches[self._index][0]
-        header = self._batches[-1][1]
+        start = self.batches[self._index][0]
+        header = self.batches[-1][1]
         position = state.position or 0
         state.reader.position = header.next_offset
-        self._index = len(self._batches)
+        self._index = len(self.batches)
         return FetchedBatches(
             state.topic,
             state.partition,

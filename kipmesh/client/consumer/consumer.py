@@ -197,11 +197,11 @@ class Consumer(Client):
                 if error is not None:
                     raise error.with_traceback(None)
             self._check_topics()
-            left = deadline - asyncio.get_running_loop().time()
-            if left <= 0:
+            remaining_s = deadline - asyncio.get_running_loop().time()
+            if remaining_s <= 0:
                 text = f"no position of {partition[0]}-{partition[1]} within {timeout_s:g} s"
                 raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, text)
-            await self._wait(left)
+            await self._wait(remaining_s)
 
     def high_watermark(self, partition: tuple[str, int]) -> int | None:
         """Return the high watermark of the last fetch response, or None before the first one."""
@@ -311,10 +311,10 @@ class Consumer(Client):
             self._check_open()
             self._check_topics()
             self._idle = True
-            left = deadline - loop.time()
-            if left <= 0:
+            remaining_s = deadline - loop.time()
+            if remaining_s <= 0:
                 return taken
-            await self._wait(left)
+            await self._wait(remaining_s)
 
     async def __aiter__(self) -> AsyncIterator[ConsumerRecord]:
         while True:
@@ -381,18 +381,18 @@ class Consumer(Client):
     def _drop_missing(self, topics: Iterable[str]) -> None:
         """Unassign partitions that a recreated topic lacks. Partitions of an unchanged topic never disappear."""
         known = {topic: self._metadata.topic(topic) for topic in topics}
-        gone: set[TopicPartition] = set()
+        missing: set[TopicPartition] = set()
         for topic_partition, state in self._fetcher.states.items():
             metadata = known.get(topic_partition.topic)
             if metadata is None or topic_partition.partition in metadata.partitions:
                 continue
             if metadata.topic_id and state.topic_id not in (b"", metadata.topic_id):
-                gone.add(topic_partition)
-        if gone:
-            names = ", ".join([f"{topic}-{partition}" for topic, partition in sorted(gone)])
+                missing.add(topic_partition)
+        if missing:
+            names = ", ".join([f"{topic}-{partition}" for topic, partition in sorted(missing)])
             log.warning("recreated topic lacks partitions: %s", names)
             self._fetcher.assign(
-                [topic_partition for topic_partition in self._fetcher.states if topic_partition not in gone]
+                [topic_partition for topic_partition in self._fetcher.states if topic_partition not in missing]
             )
 
     def _check_topics(self) -> None:

@@ -458,7 +458,7 @@ class Fetcher:
             elif isinstance(effect, reading.LeftFollower):
                 self._returns[effect.cause.value] += 1
                 if self._selection.changes_with_metadata:
-                    self._replica_return.left(state.topic_partition, asyncio.get_running_loop().time())
+                    self._replica_return.add(state.topic_partition, asyncio.get_running_loop().time())
                 log.debug("%s-%d left follower %d: %s", *state.topic_partition, effect.node_id, effect.cause.value)
         self._shared.changed[state] = None
         if effects:

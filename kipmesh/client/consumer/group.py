@@ -147,8 +147,8 @@ class Membership:
                 self._join_task = asyncio.create_task(self._join(), name="join-group")
                 self._join_task.add_done_callback(lambda _: self._fetcher.arrived.set())
             # A member that keeps partitions returns their records during the rebalance, which may take long.
-            left = 0.0 if self._owned else deadline - asyncio.get_running_loop().time()
-            await asyncio.wait({self._join_task}, timeout=max(left, 0))
+            remaining_s = 0.0 if self._owned else deadline - asyncio.get_running_loop().time()
+            await asyncio.wait({self._join_task}, timeout=max(remaining_s, 0))
             if not self._join_task.done():
                 return
             task, self._join_task = self._join_task, None
@@ -186,19 +186,19 @@ class Membership:
         if lost:
             await _call_listener(self._listener.on_partitions_lost(sorted(lost)))
 
-    async def _revoke(self, gone: frozenset[TopicPartition]) -> None:
-        if not gone:
+    async def _revoke(self, revoked: frozenset[TopicPartition]) -> None:
+        if not revoked:
             return
         if self._config.enable_auto_commit:
             if self._commit_task is not None:
                 await asyncio.wait({self._commit_task})  # its positions are older and must not be committed last
-            offsets = {each: offset for each, offset in self.positions().items() if each in gone}
+            offsets = {each: offset for each, offset in self.positions().items() if each in revoked}
             await self._commit_quietly(offsets, self._config.default_api_timeout_ms / 1000)
         if self._is_lost:  # detected by the commit or by a heartbeat meanwhile
             await self._drop_lost()
             return
-        await _call_listener(self._listener.on_partitions_revoked(sorted(gone)))
-        self._owned -= gone
+        await _call_listener(self._listener.on_partitions_revoked(sorted(revoked)))
+        self._owned -= revoked
         self._fetcher.assign(sorted(self._owned))
 
     async def _apply_assignment(self, joined: _Joined) -> None:

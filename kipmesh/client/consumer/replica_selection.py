@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 from kipmesh.client.cluster import Cluster
@@ -111,27 +112,14 @@ class ReplicaSelection:
         offline = tuple([node for node in replicas if node not in brokers or node in known.offline_replicas])
         preferred = known.preferred_read_replica
         if self._selector is not None and self.config.prefers_replicas:
-            preferred = self._select(self._selector, selection.TopicPartition(topic, known.partition), known, offline)
+            preferred = NO_REPLICA
+            if not self._selector.always_leader:
+                endpoints = {node: NodeEndpoint(*brokers[node]) for node in replicas if node not in offline}
+                view = view_of(leader_id=known.leader_id, replicas=replicas, isr=known.isr, endpoints=endpoints)
+                topic_partition = selection.TopicPartition(topic, known.partition)
+                preferred = preferred_read_replica(self._selector, topic_partition, self._client, view)
         leader_id = known.leader_id if known.leader_id in brokers else -1
         return PartitionView(leader_id, known.leader_epoch, replicas, tuple(known.isr), offline, preferred)
-
-    def _select(
-        self,
-        selector: GuardedSelector,
-        topic_partition: selection.TopicPartition,
-        known: PartitionMetadata,
-        offline: tuple[int, ...],
-    ) -> int:
-        if selector.always_leader:
-            return NO_REPLICA
-        brokers = self._cluster.metadata.brokers
-        endpoints = {
-            node: NodeEndpoint(node, brokers[node].host, brokers[node].port, brokers[node].rack)
-            for node in known.replicas
-            if node not in offline
-        }
-        view = view_of(leader_id=known.leader_id, replicas=known.replicas, isr=known.isr, endpoints=endpoints)
-        return preferred_read_replica(selector, topic_partition, self._client, view)
 
     def _log_failure(self, topic_partition: selection.TopicPartition, failure: SelectorFailure, cause: object) -> None:
         if self.selector_failures <= FAILURES_LOGGED:
@@ -153,6 +141,7 @@ def _selector_config(pairs: tuple[str, ...]) -> dict[str, str]:
     return keys
 
 
+@dataclass(slots=True, eq=False)
 class ReplicaReturn:
     """Schedules metadata refreshes after partitions returned to their leader, in the modes `metadata` and `consumer`.
 
@@ -162,20 +151,19 @@ class ReplicaReturn:
     the leader redirects the consumer instead. Times are seconds of the loop's clock.
     """
 
-    def __init__(self, first_s: float, last_s: float) -> None:
-        self._first_s = first_s
-        self._last_s = last_s
-        self._wait_s = 0.0
-        self._away: dict[TopicPartition, None] = {}
-        self.due_s: float | None = None
-        """Time of the next refresh, or None."""
+    first_s: float
+    last_s: float
+    due_s: float | None = None
+    """Time of the next refresh, or None."""
+    _wait_s: float = 0.0
+    _away: dict[TopicPartition, None] = field(default_factory=dict)
 
-    def left(self, topic_partition: TopicPartition, now_s: float) -> None:
+    def add(self, topic_partition: TopicPartition, now_s: float) -> None:
         """Record that a partition returned to its leader because its replica failed."""
         if topic_partition not in self._away:
             self._away[topic_partition] = None
-            self._wait_s = self._first_s
-            self.due_s = now_s + self._first_s
+            self._wait_s = self.first_s
+            self.due_s = now_s + self.first_s
 
     def topics(self, now_s: float, is_away: Callable[[TopicPartition], bool]) -> set[str]:
         """Return the topics to refresh now. `is_away` returns whether a partition is still fetched from its leader."""
@@ -184,7 +172,7 @@ class ReplicaReturn:
         self._away = {topic_partition: None for topic_partition in self._away if is_away(topic_partition)}
         topics = {topic for topic, _ in self._away}
         self._wait_s *= 2
-        if not topics or self._wait_s >= self._last_s:
+        if not topics or self._wait_s >= self.last_s:
             self._away = {}
             self.due_s = None
         else:

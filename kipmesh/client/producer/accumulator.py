@@ -284,6 +284,7 @@ def partition_of_key(key: bytes, partition_count: int) -> int:
     return int((murmurhash2(key, _MURMUR2_SEED) & 0x7FFFFFFF) % partition_count)
 
 
+@dataclass(slots=True, eq=False)
 class StickyPartitioner:
     """Selects the partition of a topic's records without a key, as Kafka's default partitioner (KIP-794).
 
@@ -291,13 +292,10 @@ class StickyPartitioner:
     batches and still distributes bytes evenly.
     """
 
-    __slots__ = ("_bytes", "_bytes_max", "_random", "partition")
-
-    def __init__(self, bytes_max: int, source: random.Random) -> None:
-        self.partition = -1
-        self._bytes = 0
-        self._bytes_max = bytes_max
-        self._random = source
+    bytes_max: int
+    source: random.Random
+    partition: int = -1
+    _bytes: int = 0
 
     def batch_closed(self, partition: int, size_bytes: int) -> None:
         """Count the bytes of a batch that accepts no more records."""
@@ -306,8 +304,8 @@ class StickyPartitioner:
 
     def next(self, available: Sequence[int]) -> int:
         """Return the partition of a new batch: the current one until `bytes_max`, then a random one of `available`."""
-        if self._bytes >= self._bytes_max or self.partition not in available:
+        if self._bytes >= self.bytes_max or self.partition not in available:
             others = [each for each in available if each != self.partition] or available
-            self.partition = self._random.choice(others)
+            self.partition = self.source.choice(others)
             self._bytes = 0
         return self.partition

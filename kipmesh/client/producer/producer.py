@@ -347,12 +347,12 @@ class Producer(Client):
         loop = asyncio.get_running_loop()
         was_refreshed = False
         while True:
-            left = max(deadline - loop.time(), 0)
-            metadata = await self._metadata.wait_for_topic(topic, left, patient=True)
+            remaining_s = max(deadline - loop.time(), 0)
+            metadata = await self._metadata.wait_for_topic(topic, remaining_s, patient=True)
             self._use(topic, metadata)
             if metadata.partitions and (partition is None or partition in metadata.partitions):
                 return
-            if was_refreshed or left <= 0:
+            if was_refreshed or remaining_s <= 0:
                 text = f"topic {topic!r} has no partition {partition}, it has {len(metadata.partitions)} partitions"
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
             was_refreshed = True

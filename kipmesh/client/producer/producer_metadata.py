@@ -99,10 +99,10 @@ class ProducerMetadata(Metadata):
         begin = time.monotonic()
         try:
             while (metadata := entry.require(is_patient=patient)) is None:
-                left = begin + timeout_s - time.monotonic()
-                if left <= 0:
+                remaining_s = begin + timeout_s - time.monotonic()
+                if remaining_s <= 0:
                     raise self._timeout(f"topic {name!r}", timeout_s, entry)
-                await self.wait_for_response(name, left)
+                await self.wait_for_response(name, remaining_s)
             return metadata
         finally:
             self._blocked_s += time.monotonic() - begin

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 from kipmesh.client.portal import Portal
@@ -23,19 +24,17 @@ from kipmesh.core.errors import KafkaError
 QUEUED_MAX = 2000
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class PendingRecord:
     """The pending outcome of a record that was sent by a blocking producer."""
 
-    __slots__ = ("_arguments", "_delivery", "_portal", "_waiters", "begin_s", "error")
-
-    def __init__(self, portal: Portal, arguments: tuple[Any, ...]) -> None:
-        self._portal = portal
-        self._arguments = arguments
-        self.begin_s = time.monotonic()
-        self._delivery: Delivery | None = None
-        self.error: BaseException | None = None
-        """The error of appending the record to the producer."""
-        self._waiters: list[asyncio.Future[None]] = []
+    _portal: Portal
+    _arguments: tuple[Any, ...]
+    error: BaseException | None = None
+    """The error of appending the record to the producer."""
+    begin_s: float = field(default_factory=time.monotonic)
+    _delivery: Delivery | None = None
+    _waiters: list[asyncio.Future[None]] = field(default_factory=list)
 
     def done(self) -> bool:
         """Whether the outcome is known."""

@@ -395,8 +395,8 @@ def test_metadata_requests_back_off_until_a_replica_is_back() -> None:
     away = ReplicaReturn(1, 10)
     assert away.due_s is None
     where, other = TopicPartition("t", 0), TopicPartition("u", 0)
-    away.left(where, 100)
-    away.left(where, 100.5)
+    away.add(where, 100)
+    away.add(where, 100.5)
     assert away.topics(100.9, lambda _: True) == set()
     asked: list[tuple[float, set[str]]] = []
     now = 100.0
@@ -404,8 +404,8 @@ def test_metadata_requests_back_off_until_a_replica_is_back() -> None:
         now = away.due_s
         asked.append((now, away.topics(now, lambda _: True)))
     assert asked == [(101, {"t"}), (103, {"t"}), (107, {"t"}), (115, {"t"})]
-    away.left(where, 200)
-    away.left(other, 200)
+    away.add(where, 200)
+    away.add(other, 200)
     assert away.topics(201, lambda each: each == other) == {"u"}
     assert away.topics(203, lambda _: False) == set()
     assert away.due_s is None

@@ -10,12 +10,14 @@ Invariants: the target is the leader or an online replica that is not excluded; 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from kipmesh.client.consumer.rules.values import PartitionView, ReaderConfig, SelectionMode
 
 NO_NODE: Final = -1
 _DOUBLINGS_MAX: Final = 30
+_NO_VIEW: Final = PartitionView()
 
 
 class _Exclusion(NamedTuple):
@@ -25,25 +27,23 @@ class _Exclusion(NamedTuple):
     failures: int
 
 
+@dataclass(slots=True, eq=False)
 class PreferredReplica:
     """Replica selection of one partition. The methods never raise."""
 
-    __slots__ = ("_config", "_exclusions", "_lease_until_ms", "_preferred", "rackless_until_ms", "view")
-
-    def __init__(self, config: ReaderConfig) -> None:
-        self.view = PartitionView()
-        self._config = config
-        self._preferred = NO_NODE
-        self._lease_until_ms = 0
-        self.rackless_until_ms = 0
-        """Fetches to the leader omit the rack until this time."""
-        self._exclusions: dict[int, _Exclusion] = {}
+    config: ReaderConfig
+    view: PartitionView = _NO_VIEW
+    rackless_until_ms: int = 0
+    """Fetches to the leader omit the rack until this time."""
+    _preferred: int = NO_NODE
+    _lease_until_ms: int = 0
+    _exclusions: dict[int, _Exclusion] = field(default_factory=dict)
 
     def target(self, now_ms: int) -> int:
         """Return the node to fetch from, or -1 if the leader is unknown."""
         if self._preferred != NO_NODE and now_ms < self._lease_until_ms and self.is_usable(self._preferred, now_ms):
             return self._preferred
-        config = self._config
+        config = self.config
         if config.mode is not SelectionMode.FETCH and config.prefers_replicas:
             preferred = self.view.preferred_read_replica
             if preferred != NO_NODE and self.is_usable(preferred, now_ms):
@@ -52,7 +52,7 @@ class PreferredReplica:
 
     def offers_rack(self, now_ms: int) -> bool:
         """Whether fetches to the leader carry the rack, so that it may select a replica (392-13)."""
-        config = self._config
+        config = self.config
         return config.has_rack and config.mode is SelectionMode.FETCH and now_ms >= self.rackless_until_ms
 
     def is_usable(self, node_id: int, now_ms: int) -> bool:
@@ -83,17 +83,17 @@ class PreferredReplica:
         """
         if self.is_usable(node_id, now_ms):
             self._preferred = node_id
-            self._lease_until_ms = now_ms + self._config.metadata_max_age_ms
+            self._lease_until_ms = now_ms + self.config.metadata_max_age_ms
             return True
         exclusion = self._exclusions.get(node_id)
         held_until_ms = exclusion.until_ms if exclusion is not None else 0
-        soon_ms = now_ms + self._config.retry_backoff_max_ms
+        soon_ms = now_ms + self.config.retry_backoff_max_ms
         self.rackless_until_ms = held_until_ms if held_until_ms > now_ms else soon_ms
         return False
 
     def exclude(self, node_id: int, now_ms: int) -> None:
         """Exclude a failed replica for a while and return to the leader."""
-        config = self._config
+        config = self.config
         exclusion = self._exclusions.get(node_id)
         failures = 1
         if exclusion is not None and now_ms < exclusion.until_ms + config.metadata_max_age_ms:
@@ -109,7 +109,7 @@ class PreferredReplica:
 
     def forget(self) -> None:
         """Reset all state because the topic was recreated."""
-        self.view = PartitionView()
+        self.view = _NO_VIEW
         self._preferred = NO_NODE
         self.rackless_until_ms = 0
         self._exclusions.clear()

@@ -54,6 +54,7 @@ class Divergence(NamedTuple):
     """Epoch of the leader's record before `end_offset`."""
 
 
+@dataclass(slots=True, eq=False)
 class EpochHistory:
     """Epochs of the records fetched since the last seek, with their first offsets, in ascending order (392-08).
 
@@ -61,11 +62,9 @@ class EpochHistory:
     where. With the start of every epoch, the reader can search back epoch by epoch like a follower (REP-01).
     """
 
-    __slots__ = ("_base", "_entries")
-
-    def __init__(self) -> None:
-        self._entries: list[tuple[int, int]] = []
-        self._base = -1  # offset of the last seek if the epoch of the record before it is known
+    _entries: list[tuple[int, int]] = field(default_factory=list)
+    _base: int = -1
+    """Offset of the last seek if the epoch of the record before it is known."""
 
     @property
     def last_epoch(self) -> int:

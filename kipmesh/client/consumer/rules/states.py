@@ -61,14 +61,7 @@ class Transition(NamedTuple):
     target: State
 
 
-_R, _F, _V, _C, _D, _H = (
-    State.RESETTING,
-    State.FETCHING,
-    State.VALIDATING,
-    State.CONFIRMING,
-    State.DRAINING,
-    State.HALTED,
-)
+_R, _F, _V, _C, _D, _H = State
 
 TRANSITIONS: tuple[Transition, ...] = (
     Transition(_R, Cause.OFFSET_FOUND, _F),
@@ -138,8 +131,15 @@ class Reaction(NamedTuple):
     """Whether to raise the error in the application immediately."""
 
 
-_SESSION = Reaction(back_off=False)
-"""For session errors, which the client side of the session handles (227-19)."""
+_SESSION_ERRORS = dict.fromkeys(
+    (
+        ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+        ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+        ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+    ),
+    Reaction(back_off=False),
+)
+"""Errors that the client side of the session handles (227-19)."""
 
 _FOLLOWER = {
     ErrorCode.OFFSET_NOT_AVAILABLE: Reaction(Leave.WHEN_STUCK, refresh=True),
@@ -148,18 +148,14 @@ _FOLLOWER = {
     ErrorCode.UNKNOWN_LEADER_EPOCH: Reaction(Leave.WHEN_STUCK, refresh=True),
     ErrorCode.UNSUPPORTED_COMPRESSION_TYPE: Reaction(raises=True),
     ErrorCode.THROTTLING_QUOTA_EXCEEDED: Reaction(),
-    ErrorCode.FETCH_SESSION_ID_NOT_FOUND: _SESSION,
-    ErrorCode.INVALID_FETCH_SESSION_EPOCH: _SESSION,
-    ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR: _SESSION,
+    **_SESSION_ERRORS,
 }
 
 _LEADER = {
     ErrorCode.OFFSET_NOT_AVAILABLE: Reaction(refresh=True),
     ErrorCode.UNKNOWN_LEADER_EPOCH: Reaction(refresh=True),
     ErrorCode.CORRUPT_MESSAGE: Reaction(raises=True),
-    ErrorCode.FETCH_SESSION_ID_NOT_FOUND: _SESSION,
-    ErrorCode.INVALID_FETCH_SESSION_EPOCH: _SESSION,
-    ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR: _SESSION,
+    **_SESSION_ERRORS,
 }
 
 _LEAVE = Reaction(Leave.IMMEDIATELY, back_off=False)
@@ -167,7 +163,7 @@ _LEAVE_AND_REFRESH = Reaction(Leave.IMMEDIATELY, back_off=False, refresh=True)
 
 
 def reaction_to(code: ErrorCode, *, from_leader: bool) -> Reaction:
-    """Return the reaction to an error code. NETWORK_EXCEPTION stands for a transport failure.
+    """Return the reaction to an error code; NETWORK_EXCEPTION means a transport failure.
 
     NOT_LEADER_OR_FOLLOWER from a follower returns to the leader immediately: a broker without support for follower
     fetching returns it (392-17).
