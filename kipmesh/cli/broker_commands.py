@@ -16,6 +16,7 @@ from kipmesh.cli.common import (
     AsJson,
     command,
     make_app,
+    option,
     print_json,
     print_one,
     print_table,
@@ -38,8 +39,7 @@ POLL_S = 0.5
 
 BrokerId = Annotated[int, typer.Argument(metavar="ID", min=0, max=MAX_INT32, help="The broker's node.id.")]
 OnlyBroker = Annotated[
-    int | None,
-    typer.Option("--broker", min=0, max=MAX_INT32, metavar="ID", help="Only this broker.", show_default=False),
+    int | None, option("--broker", "Only this broker.", min=0, max=MAX_INT32, metavar="ID", show_default=False)
 ]
 
 app = make_app(
@@ -151,7 +151,7 @@ async def _brokers(admin: AdminClient) -> list[dict[str, Any]]:
 @command(app)
 def drain(
     broker_id: BrokerId,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when the broker has no replicas.")] = True,
+    wait: Annotated[bool, option("--wait/--no-wait", "Return when the broker has no replicas.")] = True,
     throttle: Throttle = None,
     *,
     connection: AdminConnection,
@@ -248,11 +248,6 @@ async def _unregister(admin: AdminClient, broker_id: int, throttle: int | None, 
 # --- kipmesh sessions
 
 
-@sessions_app.callback()
-def _group() -> None:
-    pass
-
-
 @command(sessions_app, "list")
 def list_sessions(*, connection: AdminConnection, broker: OnlyBroker = None, as_json: AsJson = False) -> None:
     """Show the fetch sessions of all brokers: client, number of partitions, age, last use and next epoch.
@@ -307,19 +302,17 @@ def _duration(milliseconds: int) -> str:
 
 @command(faults_app)
 def inject(
-    api: Annotated[str, typer.Option("--api", metavar="NAME", help="Kafka's name of the API, e.g. Fetch.")],
+    api: Annotated[str, option("--api", "Kafka's name of the API, e.g. Fetch.", metavar="NAME")],
     error: Annotated[
-        str, typer.Option("--error", metavar="NAME", help="Return this error of Kafka.", show_default=False)
+        str, option("--error", "Return this error of Kafka.", metavar="NAME", show_default=False)
     ] = "NONE",
-    delay_ms: Annotated[int, typer.Option("--delay-ms", min=0, max=MAX_INT32, help="Delay the response.")] = 0,
+    delay_ms: Annotated[int, option("--delay-ms", "Delay the response.", min=0, max=MAX_INT32)] = 0,
     drop_connection: Annotated[
-        bool, typer.Option("--drop-connection", help="Close the connection instead of responding.")
+        bool, option("--drop-connection", "Close the connection instead of responding.")
     ] = False,
-    times: Annotated[
-        int, typer.Option("--times", min=1, max=MAX_INT32, help="Number of requests to fail, at each broker.")
-    ] = 1,
+    times: Annotated[int, option("--times", "Number of requests to fail, at each broker.", min=1, max=MAX_INT32)] = 1,
     client_id: Annotated[
-        str, typer.Option("--client-id", metavar="ID", help="Only requests of this client.", show_default=False)
+        str, option("--client-id", "Only requests of this client.", metavar="ID", show_default=False)
     ] = "",
     broker: OnlyBroker = None,
     *,

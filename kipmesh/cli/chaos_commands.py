@@ -22,6 +22,7 @@ from kipmesh.cli.common import (
     command,
     command_config,
     make_app,
+    option,
     print_json,
     report_error,
     seconds_option,
@@ -53,18 +54,15 @@ app = make_app(
 def run(
     files: Annotated[list[Path], typer.Argument(metavar="EXPERIMENT.yaml...")],
     directory: Annotated[
-        Path, typer.Option("--dir", help="Directory of the results. Each run creates NAME-SEED (or NAME-SEED-2) in it.")
+        Path, option("--dir", "Directory of the results. Each run creates NAME-SEED (or NAME-SEED-2) in it.")
     ] = DEFAULT_RESULTS,
     runs: Annotated[int, typer.Option(min=1, max=10_000, help="Runs of each experiment; the seed grows by one.")] = 1,
     seed: Annotated[int | None, typer.Option(min=0, help="Random seed of the first run. Default: random.")] = None,
     duration_s: Annotated[float | None, seconds_option("--duration", "Seconds with faults.")] = None,
     compose: Annotated[
-        str | None,
-        typer.Option("--compose", metavar="PROJECT", help="Target: the containers of a running Compose project."),
+        str | None, option("--compose", "Target: the containers of a running Compose project.", metavar="PROJECT")
     ] = None,
-    inside: Annotated[
-        bool, typer.Option("--inside", help="With --compose: run inside the containers' network.")
-    ] = False,
+    inside: Annotated[bool, option("--inside", "With --compose: run inside the containers' network.")] = False,
     kube: Annotated[
         str | None,
         typer.Option(

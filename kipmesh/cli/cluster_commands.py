@@ -24,6 +24,7 @@ from kipmesh.cli.common import (
     command_config,
     local_state,
     make_app,
+    option,
     parse_pairs,
     print_json,
     print_table,
@@ -57,16 +58,6 @@ config_app = make_app(
 )
 
 
-@cluster_app.callback()
-def _cluster_group() -> None:
-    pass
-
-
-@quorum_app.callback()
-def _quorum_group() -> None:
-    pass
-
-
 @command(cluster_app, "describe")
 def describe_cluster(*, connection: AdminConnection, as_json: AsJson = False) -> None:
     """Show the cluster id, the active controller and the brokers.
@@ -96,11 +87,11 @@ def _host_ports(value: str | None) -> str | None:
 
 BootstrapController = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--bootstrap-controller",
+        "Controllers to query instead of brokers. Default: the controllers of the local cluster in --dir.",
         metavar="HOST:PORT,...",
         callback=_host_ports,
-        help="Controllers to query instead of brokers. Default: the controllers of the local cluster in --dir.",
         show_default=False,
     ),
 ]
@@ -292,12 +283,9 @@ def _source(number: int) -> str:
 def alter(
     kind: Of,
     name: Name,
-    sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a value; repeatable.")
-    ] = None,
+    sets: Annotated[list[str] | None, option("--set", "Set a value; repeatable.", metavar="KEY=VALUE")] = None,
     deletes: Annotated[
-        list[str] | None,
-        typer.Option("--delete", metavar="KEY", callback=check_utf8, help="Reset to the default; repeatable."),
+        list[str] | None, option("--delete", "Reset to the default; repeatable.", metavar="KEY", callback=check_utf8)
     ] = None,
     *,
     connection: AdminConnection,

@@ -62,9 +62,14 @@ def check_addresses(value: str | None) -> str | None:
     return value
 
 
+def option(name: str, text: str, **settings: Any) -> Any:
+    """Return a typer option `name` with the help `text`. `settings` are arguments of typer.Option."""
+    return typer.Option(name, help=text, **settings)
+
+
 def seconds_option(name: str, text: str, *, least: float = 0.1, show_default: bool = True) -> Any:
     """Return a typer option for a duration from `least` to SECONDS_MAX seconds."""
-    return typer.Option(name, min=least, max=SECONDS_MAX, help=text, show_default=show_default)
+    return option(name, text, min=least, max=SECONDS_MAX, show_default=show_default)
 
 
 def parse_number(digits: str, option: str | None = None, *, most: int = MAX_INT32) -> int:
@@ -78,15 +83,15 @@ def parse_number(digits: str, option: str | None = None, *, most: int = MAX_INT3
     return number
 
 
-Dir = Annotated[Path, typer.Option("--dir", envvar="KIPMESH_DIR", help="Directory of the local cluster.")]
+Dir = Annotated[Path, option("--dir", "Directory of the local cluster.", envvar="KIPMESH_DIR")]
 Bootstrap = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--bootstrap",
+        "Brokers to connect to first. Default: the brokers of the local cluster in --dir.",
         envvar="KIPMESH_BOOTSTRAP",
         metavar="HOST:PORT,...",
         callback=check_addresses,
-        help="Brokers to connect to first. Default: the brokers of the local cluster in --dir.",
         show_default=False,
     ),
 ]
@@ -95,9 +100,9 @@ AdminTimeout = Annotated[
     float, seconds_option("--timeout", "Seconds to wait for responses of the brokers and the active controller.")
 ]
 ClientConfig = Annotated[
-    list[str] | None, typer.Option("--config", metavar="KEY=VALUE", help="A client setting, e.g. acks=1; repeatable.")
+    list[str] | None, option("--config", "A client setting, e.g. acks=1; repeatable.", metavar="KEY=VALUE")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+AsJson = Annotated[bool, option("--json", "Print one JSON object per line.")]
 
 
 class CommandError(Exception):
@@ -112,6 +117,7 @@ def examples(text: str) -> str:
 def make_app(summary: str, example_lines: str) -> typer.Typer:
     """Create an empty command group with this help text and these examples."""
     return typer.Typer(
+        callback=lambda: None,  # typer would turn a group with a single command into that command
         help=summary,
         epilog=examples(example_lines),
         no_args_is_help=True,

@@ -11,7 +11,8 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,6 +24,7 @@ from kipmesh.cli.common import (
     GracefulStop,
     Topic,
     check_utf8,
+    option,
     parse_number,
     parse_pairs,
     print_json,
@@ -51,30 +53,27 @@ ShowAll = Callable[[Sequence["ConsumerRecord"]], None]
 def consume(
     topic: Topic,
     from_beginning: Annotated[
-        bool, typer.Option("--from-beginning", help="Start at the first record instead of the end of the log.")
+        bool, option("--from-beginning", "Start at the first record instead of the end of the log.")
     ] = False,
     group: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--group",
-            callback=check_utf8,
-            help="Join this consumer group, continue at its committed offsets, and commit. --from-beginning then "
+            "Join this consumer group, continue at its committed offsets, and commit. --from-beginning then "
             "applies to partitions without a committed offset.",
+            callback=check_utf8,
         ),
     ] = None,
-    max_messages: Annotated[
-        int | None, typer.Option("--max-messages", min=1, help="Exit after this number of records.")
-    ] = None,
-    partition: Annotated[int | None, typer.Option("--partition", min=0, help="Only this partition.")] = None,
+    max_messages: Annotated[int | None, option("--max-messages", "Exit after this number of records.", min=1)] = None,
+    partition: Annotated[int | None, option("--partition", "Only this partition.", min=0)] = None,
     offset: Annotated[
-        str | None, typer.Option("--offset", help="Offset in --partition to start at: a number, earliest or latest.")
+        str | None, option("--offset", "Offset in --partition to start at: a number, earliest or latest.")
     ] = None,
     timeout_ms: Annotated[
-        int | None,
-        typer.Option("--timeout-ms", min=1, max=MAX_INT32, help="Exit after this time without a record or a broker."),
+        int | None, option("--timeout-ms", "Exit after this time without a record or a broker.", min=1, max=MAX_INT32)
     ] = None,
-    print_key: Annotated[bool, typer.Option("--print-key", help="Print the key before the value.")] = False,
-    key_separator: Annotated[str, typer.Option("--key-separator", help="Separator of key and value.")] = "\t",
+    print_key: Annotated[bool, option("--print-key", "Print the key before the value.")] = False,
+    key_separator: Annotated[str, option("--key-separator", "Separator of key and value.")] = "\t",
     config: ClientConfig = None,
     *,
     connection: Connection,
@@ -169,11 +168,7 @@ async def _consume(
     from kipmesh.client import Consumer, TopicPartition
 
     consumer = Consumer(connection.bootstrap, **{"auto.offset.reset": "none", **connection.config, **config})
-    await connection.start(consumer, config, timeout_s=_connect_timeout_s(timeout_ms))
-    warning = asyncio.create_task(_warn_unreachable(consumer, connection.bootstrap))
-    try:
-        with suggest_create(topic):
-            known = await consumer.partitions_for(topic)
+    async with _started(connection, consumer, topic, config, timeout_ms) as known:
         wanted = sorted(known.partitions) if partition is None else [partition]
         if partition is not None and partition not in known.partitions:
             text = f"topic {topic!r} has no partition {partition}; its partitions are 0 to {len(known.partitions) - 1}"
@@ -188,9 +183,28 @@ async def _consume(
             consumer.seek_to_end(assigned)
         if not await _print_records(consumer, max_messages, timeout_ms, show_all):
             _warn_leaderless(await consumer.partitions_for(topic), wanted)
+
+
+@asynccontextmanager
+async def _started(
+    connection: Connection,
+    consumer: Consumer,
+    topic: str,
+    config: Mapping[str, Any],
+    timeout_ms: int | None,
+    may_commit: Callable[[], bool] = lambda: True,
+) -> AsyncIterator[TopicMetadata]:
+    """Start the consumer, yield the topic's metadata, and close it, with a last commit if `may_commit` returns True."""
+    timeout_s = None if timeout_ms is None else max(timeout_ms / 1000, CONNECT_TIMEOUT_S_MIN)
+    await connection.start(consumer, config, timeout_s=timeout_s)
+    warning = asyncio.create_task(_warn_unreachable(consumer, connection.bootstrap))
+    try:
+        with suggest_create(topic):
+            known = await consumer.partitions_for(topic)
+        yield known
     finally:
         warning.cancel()
-        await consumer.close()
+        await consumer.close(commit=may_commit())
 
 
 async def _consume_in_group(
@@ -218,11 +232,7 @@ async def _consume_in_group(
         printed = True
 
     consumer = Consumer(connection.bootstrap, **{**connection.config, **config})
-    await connection.start(consumer, config, timeout_s=_connect_timeout_s(timeout_ms))
-    warning = asyncio.create_task(_warn_unreachable(consumer, connection.bootstrap))
-    try:
-        with suggest_create(topic):
-            await consumer.partitions_for(topic)
+    async with _started(connection, consumer, topic, config, timeout_ms, lambda: printed):
         consumer.subscribe([topic], Joined())
         # `timeout_ms` starts when this member has joined the group.
         deadline = time.monotonic() + consumer.config.default_api_timeout_ms / 1000
@@ -238,14 +248,6 @@ async def _consume_in_group(
         if not await _print_records(consumer, left, timeout_ms, show):
             assigned = [where.partition for where in consumer.assignment()]
             _warn_leaderless(await consumer.partitions_for(topic), assigned)
-    finally:
-        warning.cancel()
-        await consumer.close(commit=printed)
-
-
-def _connect_timeout_s(timeout_ms: int | None) -> float | None:
-    """Return the limit for connecting, derived from --timeout-ms; None without that option."""
-    return None if timeout_ms is None else max(timeout_ms / 1000, CONNECT_TIMEOUT_S_MIN)
 
 
 async def _print_records(

@@ -17,6 +17,7 @@ from kipmesh.cli.common import (
     comma_list,
     command,
     make_app,
+    option,
     parse_number,
     print_json,
     print_table,
@@ -60,17 +61,17 @@ def _known_states(values: list[str] | None) -> list[str] | None:
 
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", callback=_group_id)]
+Topics = Annotated[
+    list[str],
+    option(
+        "--topic", "A topic, or partitions of it; repeatable.", metavar="TOPIC[:PARTITION,...]", callback=check_utf8
+    ),
+]
+ShiftBy = Annotated[
+    int | None, option("--shift-by", "Add N, or -N, to the current offset.", metavar="N", min=-MAX_INT64, max=MAX_INT64)
+]
 
-_LAG_TITLES = (
-    "TOPIC",
-    "PARTITION",
-    "CURRENT-OFFSET",
-    "LOG-END-OFFSET",
-    "LAG",
-    "CONSUMER-ID",
-    "HOST",
-    "CLIENT-ID",
-)
+_LAG_TITLES = ["TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "CONSUMER-ID", "HOST", "CLIENT-ID"]
 _RESETTABLE = ("Empty", "Dead")
 
 
@@ -89,7 +90,7 @@ class _Progress(NamedTuple):
 def list_(
     states: Annotated[
         list[str] | None,
-        typer.Option("--state", metavar="STATE", callback=_known_states, help="Only groups in this state; repeatable."),
+        option("--state", "Only groups in this state; repeatable.", metavar="STATE", callback=_known_states),
     ] = None,
     *,
     connection: AdminConnection,
@@ -210,39 +211,17 @@ def _json_form(group: GroupDescription, progress: Sequence[_Progress]) -> dict[s
 @command(app)
 def reset(
     group_id: Group,
-    topics: Annotated[
-        list[str],
-        typer.Option(
-            "--topic",
-            metavar="TOPIC[:PARTITION,...]",
-            callback=check_utf8,
-            help="All partitions of a topic, or only these; repeatable.",
-        ),
-    ],
-    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="Reset to the first record.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="Reset to the end of the log.")] = False,
+    topics: Topics,
+    to_earliest: Annotated[bool, option("--to-earliest", "Reset to the first record.")] = False,
+    to_latest: Annotated[bool, option("--to-latest", "Reset to the end of the log.")] = False,
     to_offset: Annotated[
-        int | None, typer.Option("--to-offset", metavar="N", min=0, max=MAX_INT64, help="Reset to this offset.")
+        int | None, option("--to-offset", "Reset to this offset.", metavar="N", min=0, max=MAX_INT64)
     ] = None,
     to_datetime: Annotated[
-        str | None,
-        typer.Option(
-            "--to-datetime",
-            metavar="ISO",
-            help="Reset to the first record at or after this time, local unless it has a zone.",
-        ),
+        str | None, option("--to-datetime", "Reset to the first record at or after this time.", metavar="ISO")
     ] = None,
-    shift_by: Annotated[
-        int | None,
-        typer.Option(
-            "--shift-by",
-            metavar="N",
-            min=-MAX_INT64,
-            max=MAX_INT64,
-            help="Add N to the current offset; negative: go back.",
-        ),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the new offsets without changing them.")] = False,
+    shift_by: ShiftBy = None,
+    dry_run: Annotated[bool, option("--dry-run", "Show the new offsets without changing them.")] = False,
     *,
     connection: AdminConnection,
     as_json: AsJson = False,

@@ -17,6 +17,7 @@ from kipmesh.cli.common import (
     command_config,
     examples,
     make_app,
+    option,
     parse_pairs,
     print_json,
     with_parameters,
@@ -27,15 +28,11 @@ DEFAULT_OUT = Path("kipmesh-jobs")
 
 Out = Annotated[
     Path | None,
-    typer.Option(
-        "--out", metavar="DIR", help="Directory of the results. Default: kipmesh-jobs/NAME.", show_default=False
-    ),
+    option("--out", "Directory of the results. Default: kipmesh-jobs/NAME.", metavar="DIR", show_default=False),
 ]
-Master = Annotated[str, typer.Option("--master", help="Spark master: local[N], local[*] or spark://HOST:PORT.")]
-Memory = Annotated[str, typer.Option("--driver-memory", help="Memory of the Spark driver, e.g. 2g.")]
-SparkConf = Annotated[
-    list[str] | None, typer.Option("--spark-conf", metavar="KEY=VALUE", help="A Spark setting; repeatable.")
-]
+Master = Annotated[str, option("--master", "Spark master: local[N], local[*] or spark://HOST:PORT.")]
+Memory = Annotated[str, option("--driver-memory", "Memory of the Spark driver, e.g. 2g.")]
+SparkConf = Annotated[list[str] | None, option("--spark-conf", "A Spark setting; repeatable.", metavar="KEY=VALUE")]
 
 app = make_app(
     "Run a Spark job. It writes a report with charts, Parquet tables and a JSON summary.",

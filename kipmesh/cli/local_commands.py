@@ -19,6 +19,7 @@ from kipmesh.cli.common import (
     Dir,
     command,
     make_app,
+    option,
     parse_pairs,
     print_json,
     print_table,
@@ -64,11 +65,10 @@ def up(
     consumers: Annotated[int | None, typer.Option(min=0, help="HTTP consumer services. New cluster: 0.")] = None,
     config: Annotated[
         list[str] | None,
-        typer.Option("--config", metavar="KEY=VALUE", help="A setting of all nodes that know the key; repeatable."),
+        option("--config", "A setting of all nodes that know the key; repeatable.", metavar="KEY=VALUE"),
     ] = None,
     tls: Annotated[
-        bool | None,
-        typer.Option("--tls/--no-tls", help="TLS on all listeners, with generated certificates. New cluster: no."),
+        bool | None, option("--tls/--no-tls", "TLS on all listeners, with generated certificates. New cluster: no.")
     ] = None,
     timeout_s: Annotated[
         float, seconds_option("--timeout", "Seconds to wait until all nodes are ready.", least=1)

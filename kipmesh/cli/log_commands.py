@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kipmesh.cli.common import AsJson, CommandError, command, make_app, print_json
+from kipmesh.cli.common import AsJson, CommandError, command, make_app, option, print_json
 
 if TYPE_CHECKING:
     from kipmesh.core.record_batch import BatchHeader, Buffer
@@ -34,9 +34,7 @@ def dump(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A segment file: <20 digits>.log")],
     print_records: Annotated[
         bool | None,
-        typer.Option(
-            "--print-records/--batches", help="Print records, or only batches. Default: records only for metadata."
-        ),
+        option("--print-records/--batches", "Print records, or only batches. Default: records only for metadata."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -60,7 +58,7 @@ def dump(
 @command(snapshot_app, "dump")
 def dump_snapshot(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="<end offset>-<epoch>.checkpoint, or a .part of one")],
-    batches_only: Annotated[bool, typer.Option("--batches", help="Print only batches, no records.")] = False,
+    batches_only: Annotated[bool, option("--batches", "Print only batches, no records.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the batches and decoded records of a snapshot, one per line, and check that it is complete and valid.

@@ -35,6 +35,7 @@ from kipmesh.cli.common import (
     EXIT_SIGNAL,
     command,
     make_app,
+    option,
     report_error,
 )
 
@@ -77,15 +78,15 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool, option("--version", "Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
     command_config: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--command-config",
+            "Properties file with client settings (security.protocol, ssl.*). Local clusters do not need it.",
             envvar=COMMAND_CONFIG,
             metavar="FILE",
-            help="Properties file with client settings (security.protocol, ssl.*). Local clusters do not need it.",
         ),
     ] = None,
 ) -> None:

@@ -29,6 +29,7 @@ from kipmesh.cli.common import (
     Connection,
     Topic,
     create_command,
+    option,
     parse_pairs,
     report_error,
     run,
@@ -77,22 +78,16 @@ def produce(
     ] = None,
     form: Annotated[
         Format,
-        typer.Option(
+        option(
             "--format",
-            help="lines: each line is a value. ndjson: each line is a JSON value. csv: the first row has the columns, "
+            "lines: each line is a value. ndjson: each line is a JSON value. csv: the first row has the columns, "
             "and each other row becomes a JSON object.",
         ),
     ] = Format.LINES,
-    key_column: Annotated[
-        str | None, typer.Option("--key-column", help="Column (CSV) or field (NDJSON) that is the key.")
-    ] = None,
-    delimiter: Annotated[str, typer.Option("--delimiter", help="Separator of CSV columns.")] = ",",
-    key_separator: Annotated[
-        str | None, typer.Option("--key-separator", help="Separator of key and value in each line.")
-    ] = None,
-    stats: Annotated[
-        bool, typer.Option("--stats", help="Print the producer's metadata counters to stderr at the end.")
-    ] = False,
+    key_column: Annotated[str | None, option("--key-column", "Column (CSV) or field (NDJSON) that is the key.")] = None,
+    delimiter: Annotated[str, option("--delimiter", "Separator of CSV columns.")] = ",",
+    key_separator: Annotated[str | None, option("--key-separator", "Separator of key and value in each line.")] = None,
+    stats: Annotated[bool, option("--stats", "Print the producer's metadata counters to stderr at the end.")] = False,
     config: ClientConfig = None,
     *,
     connection: Connection,

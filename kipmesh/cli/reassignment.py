@@ -28,6 +28,7 @@ from kipmesh.cli.common import (
     CommandError,
     check_utf8,
     comma_list,
+    option,
     parse_number,
     print_results,
     print_values,
@@ -56,13 +57,13 @@ OnMoved = Callable[[int, int], None]
 
 Throttle = Annotated[
     int | None,
-    typer.Option(
+    option(
         "--throttle",
+        "Maximum bytes per second that each broker fetches for new replicas. --wait restores the previous value "
+        "at the end; otherwise the throttle stays.",
         metavar="BYTES",
         min=1,
         max=MAX_INT64,
-        help="Maximum bytes per second that each broker fetches for new replicas. --wait restores the previous value "
-        "at the end; otherwise the throttle stays.",
     ),
 ]
 
@@ -216,15 +217,13 @@ def reassign(
     ] = None,
     replicas: Annotated[
         list[str] | None,
-        typer.Option(
-            "--replicas", metavar="PARTITION:ID,ID,...", help="New replicas, preferred leader first; repeatable."
-        ),
+        option("--replicas", "New replicas, preferred leader first; repeatable.", metavar="PARTITION:ID,ID,..."),
     ] = None,
-    file: Annotated[Path | None, typer.Option("--file", help="A plan in Kafka's JSON format.")] = None,
-    list_: Annotated[bool, typer.Option("--list", help="List running reassignments.")] = False,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel: restore the previous replicas.")] = False,
+    file: Annotated[Path | None, option("--file", "A plan in Kafka's JSON format.")] = None,
+    list_: Annotated[bool, option("--list", "List running reassignments.")] = False,
+    cancel: Annotated[bool, option("--cancel", "Cancel: restore the previous replicas.")] = False,
     throttle: Throttle = None,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when all replicas have moved.")] = False,
+    wait: Annotated[bool, option("--wait/--no-wait", "Return when all replicas have moved.")] = False,
     *,
     connection: AdminConnection,
     timeout_s: WaitTimeout = None,

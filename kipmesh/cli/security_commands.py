@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,7 @@ from kipmesh.cli.common import (
     check_utf8,
     command,
     make_app,
+    option,
     print_json,
     print_one,
     print_table,
@@ -64,19 +65,19 @@ class Mechanism(StrEnum):
 
 Name = Annotated[str, typer.Argument(metavar="USER", callback=check_utf8)]
 Iterations = Annotated[
-    int,
-    typer.Option("--iterations", min=ITERATIONS_MIN, max=ITERATIONS_MAX, help="Iterations of the password hash."),
+    int, option("--iterations", "Iterations of the password hash.", min=ITERATIONS_MIN, max=ITERATIONS_MAX)
 ]
 Credentials = Mapping[str, Sequence["ScramCredentialInfo"]]
+
+
+def _mechanism_option(default: str) -> Any:
+    return option("--mechanism", f"Only this mechanism; repeatable. Default: {default}.", show_default=False)
 
 
 @command(user_app)
 def add(
     name: Name,
-    mechanisms: Annotated[
-        list[Mechanism] | None,
-        typer.Option("--mechanism", help="Only this mechanism; repeatable. Default: both.", show_default=False),
-    ] = None,
+    mechanisms: Annotated[list[Mechanism] | None, _mechanism_option("both")] = None,
     iterations: Iterations = ITERATIONS_MIN,
     *,
     connection: AdminConnection,
@@ -100,10 +101,7 @@ def add(
 @command(user_app)
 def alter(
     name: Name,
-    mechanisms: Annotated[
-        list[Mechanism] | None,
-        typer.Option("--mechanism", help="Only this mechanism; repeatable. Default: those that the user has."),
-    ] = None,
+    mechanisms: Annotated[list[Mechanism] | None, _mechanism_option("those that the user has")] = None,
     iterations: Iterations = ITERATIONS_MIN,
     *,
     connection: AdminConnection,
@@ -151,10 +149,7 @@ def describe(name: Name, *, connection: AdminConnection, as_json: AsJson = False
 @command(user_app)
 def delete(
     name: Name,
-    mechanisms: Annotated[
-        list[Mechanism] | None,
-        typer.Option("--mechanism", help="Only this mechanism; repeatable. Default: all that the user has."),
-    ] = None,
+    mechanisms: Annotated[list[Mechanism] | None, _mechanism_option("those that the user has")] = None,
     *,
     connection: AdminConnection,
     as_json: AsJson = False,
@@ -269,17 +264,13 @@ def make(
         list[str], typer.Argument(metavar="NAME...", callback=check_utf8, help="Names to make certificates for.")
     ],
     node: Annotated[
-        bool, typer.Option("--node", help="Certificates of brokers or controllers: adds the URI kipmesh://node.")
+        bool, option("--node", "Certificates of brokers or controllers: adds the URI kipmesh://node.")
     ] = False,
     sans: Annotated[
         list[str] | None,
-        typer.Option(
-            "--san", metavar="NAME", callback=check_utf8, help="An additional DNS name, address or URI; repeatable."
-        ),
+        option("--san", "An additional DNS name, address or URI; repeatable.", metavar="NAME", callback=check_utf8),
     ] = None,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Keep complete certificates that are valid for 30 more days.")
-    ] = False,
+    keep: Annotated[bool, option("--keep", "Keep complete certificates that are valid for 30 more days.")] = False,
     days: Annotated[float, typer.Option(min=0.01, max=3650, help="Days of validity.")] = 365.0,
 ) -> None:
     """Make or renew a certificate for each name, valid for the name, localhost and 127.0.0.1.
@@ -321,9 +312,7 @@ def install(
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="Has one directory for each name to install.")],
     owners: Annotated[
         list[str] | None,
-        typer.Option(
-            "--owner", metavar="[NAME=]UID[:GID]", help="Owner of the files of NAME, or of all other names; repeatable."
-        ),
+        option("--owner", "Owner of the files of NAME, or of all other names; repeatable.", metavar="[NAME=]UID[:GID]"),
     ] = None,
 ) -> None:
     """Copy certificates to directories of processes that run as other users, such as volumes of containers.
@@ -364,7 +353,7 @@ def _is_installed(path: Path, content: bytes, mode: int, owner: tuple[int, int])
 
 
 def _owners(texts: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Parse --owner to {name: (uid, gid)}; "" stands for all other names, and the gid defaults to the uid.
+    """Parse --owner to {name: (uid, gid)}; "" means all other names, and the gid defaults to the uid.
 
     Raises typer.BadParameter.
     """

@@ -19,6 +19,7 @@ from kipmesh.cli.common import (
     comma_list,
     command,
     make_app,
+    option,
     parse_number,
     parse_pairs,
     print_json,
@@ -51,8 +52,7 @@ app = make_app(
 
 Name = Annotated[str, typer.Argument(metavar="NAME", callback=check_utf8)]
 Config = Annotated[
-    list[str] | None,
-    typer.Option("--config", metavar="KEY=VALUE", help="A topic setting, e.g. retention.ms=60000; repeatable."),
+    list[str] | None, option("--config", "A topic setting, e.g. retention.ms=60000; repeatable.", metavar="KEY=VALUE")
 ]
 
 
@@ -65,19 +65,16 @@ def topic_id_text(topic_id: bytes) -> str:
 def create(
     name: Name,
     partitions: Annotated[
-        int, typer.Option("--partitions", min=-1, max=MAX_INT32, help="Number of partitions. -1: num.partitions.")
+        int, option("--partitions", "Number of partitions. -1: num.partitions.", min=-1, max=MAX_INT32)
     ] = -1,
     replication_factor: Annotated[
         int,
-        typer.Option(
-            "--replication-factor",
-            min=-1,
-            max=MAX_INT32,
-            help="Replicas of each partition. -1: default.replication.factor.",
+        option(
+            "--replication-factor", "Replicas of each partition. -1: default.replication.factor.", min=-1, max=MAX_INT32
         ),
     ] = -1,
     config: Config = None,
-    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Do not fail if the topic exists.")] = False,
+    if_not_exists: Annotated[bool, option("--if-not-exists", "Do not fail if the topic exists.")] = False,
     *,
     connection: AdminConnection,
     as_json: AsJson = False,
@@ -233,7 +230,7 @@ def _partition_objects(topic: TopicMetadata, moving: Reassignments) -> Iterator[
 @command(app)
 def delete(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", callback=check_utf8)],
-    if_exists: Annotated[bool, typer.Option("--if-exists", help="Do not fail if a topic does not exist.")] = False,
+    if_exists: Annotated[bool, option("--if-exists", "Do not fail if a topic does not exist.")] = False,
     *,
     connection: AdminConnection,
 ) -> None:
@@ -262,14 +259,12 @@ def delete(
 def alter(
     name: Name,
     partitions: Annotated[
-        int | None, typer.Option("--partitions", min=1, max=MAX_INT32, help="New number of partitions; must be larger.")
+        int | None, option("--partitions", "New number of partitions; must be larger.", min=1, max=MAX_INT32)
     ] = None,
     config: Config = None,
     delete_config: Annotated[
         list[str] | None,
-        typer.Option(
-            "--delete-config", metavar="KEY", callback=check_utf8, help="Reset a setting to its default; repeatable."
-        ),
+        option("--delete-config", "Reset a setting to its default; repeatable.", metavar="KEY", callback=check_utf8),
     ] = None,
     *,
     connection: AdminConnection,
@@ -306,12 +301,12 @@ def elect(
         list[str] | None,
         typer.Argument(metavar="[TOPIC[:PARTITION]]...", callback=check_utf8, help="Partitions to elect a leader for."),
     ] = None,
-    all_: Annotated[bool, typer.Option("--all", help="All partitions that need an election.")] = False,
+    all_: Annotated[bool, option("--all", "All partitions that need an election.")] = False,
     unclean: Annotated[
         bool,
-        typer.Option(
+        option(
             "--unclean/--preferred",
-            help="Unclean: a partition without a leader gets the available replica with the longest log, and may lose "
+            "Unclean: a partition without a leader gets the available replica with the longest log, and may lose "
             "records. Preferred: the first replica becomes the leader.",
         ),
     ] = False,
