@@ -4,41 +4,40 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from tools.dashboards import parts
-from tools.dashboards.parts import Query, Row, all_rate, by_instance, graph, now, number, rate
+from tools.dashboards import parts as p
 
 NAME = "kipmesh_producer_metadata_"
 PRODUCER = "{{instance}} {{client_id}}"
 
 
-def _summary() -> Row:
-    return Row(
+def _summary() -> p.Row:
+    return p.Row(
         "Summary",
         [
-            number(
+            p.number(
                 "Producers",
                 "Producers that export metrics.",
-                Query(f"count({now(f'{NAME}cached_topics')})", "producers"),
+                p.Query(f"count({p.now(f'{NAME}cached_topics')})", "producers"),
                 width=6,
             ),
-            number(
+            p.number(
                 "Metadata requests",
                 "Rate of all producers. Two requests a second by one producer over minutes are too many.",
-                Query(all_rate(f"{NAME}requests_total"), "requests"),
-                unit=parts.PER_SECOND,
+                p.Query(p.all_rate(f"{NAME}requests_total"), "requests"),
+                unit=p.PER_SECOND,
                 width=6,
             ),
-            number(
+            p.number(
                 "Topics per request",
                 "Average number of topics in a request. KIP-526 keeps it small.",
-                Query(f"{all_rate(f'{NAME}topics_total')} / ({all_rate(f'{NAME}requests_total')} > 0)", "topics"),
+                p.Query(f"{p.all_rate(f'{NAME}topics_total')} / ({p.all_rate(f'{NAME}requests_total')} > 0)", "topics"),
                 width=6,
             ),
-            number(
+            p.number(
                 "Failed requests",
                 "Requests without a usable response. The producer tries the next broker.",
-                Query(all_rate(f"{NAME}failed_requests_total"), "failed"),
-                unit=parts.PER_SECOND,
+                p.Query(p.all_rate(f"{NAME}failed_requests_total"), "failed"),
+                unit=p.PER_SECOND,
                 warn=0.001,
                 bad=0.1,
                 width=6,
@@ -47,84 +46,75 @@ def _summary() -> Row:
     )
 
 
-def _producers() -> Row:
-    return Row(
+def _producers() -> p.Row:
+    return p.Row(
         "Producers",
         [
-            graph(
+            p.per_second(
                 "Requests by urgency",
                 "urgent: a record waits for the metadata, or the leader has moved. Others refresh cached metadata.",
-                Query(rate(f"{NAME}requests_total", "urgency"), "{{urgency}}"),
-                unit=parts.PER_SECOND,
+                p.Query(p.rate(f"{NAME}requests_total", "urgency"), "{{urgency}}"),
                 stacked=True,
             ),
-            graph(
+            p.per_second(
                 "Requested topics by urgency",
                 "A lasting high rate of urgent topics indicates missing topics or leaders that keep moving.",
-                Query(rate(f"{NAME}topics_total", "urgency"), "{{urgency}}"),
-                unit=parts.PER_SECOND,
+                p.Query(p.rate(f"{NAME}topics_total", "urgency"), "{{urgency}}"),
                 stacked=True,
             ),
-            graph(
+            p.bytes_per_second(
                 "Bytes of metadata",
                 "Bytes of requests and responses.",
-                Query(rate(f"{NAME}bytes_total", "urgency"), "{{urgency}}"),
-                unit=parts.BYTES_A_SECOND,
+                p.Query(p.rate(f"{NAME}bytes_total", "urgency"), "{{urgency}}"),
                 stacked=True,
             ),
-            graph(
+            p.per_second(
                 "Requests by producer",
                 "The ten producers with the most requests.",
-                Query(f"topk(10, {rate(f'{NAME}requests_total', 'instance', 'client_id')})", PRODUCER),
-                unit=parts.PER_SECOND,
+                p.Query(f"topk(10, {p.rate(f'{NAME}requests_total', 'instance', 'client_id')})", PRODUCER),
             ),
-            graph("Cached topics", "Topics in the metadata cache.", Query(now(f"{NAME}cached_topics"), PRODUCER)),
-            graph(
+            p.graph("Cached topics", "Topics in the metadata cache.", p.Query(p.now(f"{NAME}cached_topics"), PRODUCER)),
+            p.per_second(
                 "Evicted topics",
                 "Topics to which nothing was sent for metadata.evict.ms.",
-                Query(rate(f"{NAME}evictions_total", "instance", "client_id"), PRODUCER),
-                unit=parts.PER_SECOND,
+                p.Query(p.rate(f"{NAME}evictions_total", "instance", "client_id"), PRODUCER),
             ),
-            graph(
+            p.graph(
                 "Time blocked in send",
                 "Seconds per second, summed over all calls: 1 equals one task that always waits.",
-                Query(rate(f"{NAME}blocked_seconds_total", "instance", "client_id"), PRODUCER),
-                unit=parts.SECONDS,
+                p.Query(p.rate(f"{NAME}blocked_seconds_total", "instance", "client_id"), PRODUCER),
+                unit=p.SECONDS,
             ),
-            graph(
+            p.per_second(
                 "Failed requests by producer",
                 "Requests without a usable response.",
-                Query(rate(f"{NAME}failed_requests_total", "instance", "client_id"), PRODUCER),
-                unit=parts.PER_SECOND,
+                p.Query(p.rate(f"{NAME}failed_requests_total", "instance", "client_id"), PRODUCER),
             ),
         ],
     )
 
 
-def _brokers() -> Row:
+def _brokers() -> p.Row:
     requests = "kipmesh_broker_metadata_requests_total"
-    return Row(
+    return p.Row(
         "Brokers",
         [
-            graph(
+            p.per_second(
                 "Metadata requests by kind",
                 "Requests of all clients, by what they request: all topics, only brokers, or some topics.",
-                Query(rate(requests, "kind"), "{{kind}}"),
-                unit=parts.PER_SECOND,
+                p.Query(p.rate(requests, "kind"), "{{kind}}"),
                 stacked=True,
             ),
-            graph(
+            p.per_second(
                 "Metadata requests by broker",
                 "Clients may send them to any broker.",
-                by_instance(rate(requests, "instance")),
-                unit=parts.PER_SECOND,
+                p.by_instance(p.rate(requests, "instance")),
                 stacked=True,
             ),
-            graph(
+            p.per_second(
                 "Topics in responses",
                 "KIP-526 avoids requests for many topics.",
-                by_instance(rate("kipmesh_broker_metadata_topics_total", "instance")),
-                unit=parts.PER_SECOND,
+                p.by_instance(p.rate("kipmesh_broker_metadata_topics_total", "instance")),
             ),
         ],
     )
@@ -133,6 +123,6 @@ def _brokers() -> Row:
 def make() -> Dashboard:
     """Return the dashboard."""
     text = "Metadata of producers: docs/producer_metadata.md and docs/monitoring.md."
-    return parts.make(
+    return p.make(
         "kipmesh-kip-526", "kipmesh: producer metadata (KIP-526)", text, [_summary(), _producers(), _brokers()]
     )

@@ -6,6 +6,7 @@ derives from the scrape interval of the data source (`deploy/grafana/provisionin
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -141,6 +142,10 @@ def graph(
     for target in _targets(queries):
         panel = panel.with_target(target)
     return panel
+
+
+per_second = functools.partial(graph, unit=PER_SECOND)
+bytes_per_second = functools.partial(graph, unit=BYTES_A_SECOND)
 
 
 def _variable(name: str, label: str, values: str) -> dashboard.QueryVariable:

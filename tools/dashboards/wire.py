@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from tools.dashboards import parts
-from tools.dashboards.parts import Query, Row, all_rate, by_instance, graph, now, number, rate, total
+from tools.dashboards import parts as p
 
 CONNECTIONS = "kafka_server_socket_server_metrics_connection_"
 REQUESTS = "kafka_network_requestmetrics_"
@@ -14,162 +13,154 @@ SASL = 'reason=~"authentication|unauthenticated"'
 NOT_IDLE = 'reason!="idle"'
 
 
-def _summary() -> Row:
-    return Row(
+def _summary() -> p.Row:
+    return p.Row(
         "Summary",
         [
-            number(
+            p.number(
                 "Connections",
                 "Client connections of all brokers.",
-                Query(f"sum({now(f'{CONNECTIONS}count')})", "connections"),
+                p.Query(f"sum({p.now(f'{CONNECTIONS}count')})", "connections"),
             ),
-            number(
+            p.number(
                 "Requests",
                 "Responses per second.",
-                Query(all_rate(f"{REQUESTS}requests_total"), "requests"),
-                unit=parts.PER_SECOND,
+                p.Query(p.all_rate(f"{REQUESTS}requests_total"), "requests"),
+                unit=p.PER_SECOND,
             ),
-            number(
+            p.number(
                 "Errors",
                 "Errors in responses. Some are normal, such as an evicted fetch session or a required member id.",
-                Query(all_rate(f"{REQUESTS}errors_total"), "errors"),
-                unit=parts.PER_SECOND,
+                p.Query(p.all_rate(f"{REQUESTS}errors_total"), "errors"),
+                unit=p.PER_SECOND,
             ),
-            number(
+            p.number(
                 "Connections refused",
                 "Connections above max.connections or max.connections.per.ip.",
-                Query(all_rate(f"{WIRE}connections_refused_total"), "refused"),
-                unit=parts.PER_SECOND,
+                p.Query(p.all_rate(f"{WIRE}connections_refused_total"), "refused"),
+                unit=p.PER_SECOND,
                 bad=0.001,
             ),
-            number(
+            p.number(
                 "Failed authentications",
                 "SASL listeners: wrong password, or no authentication in time.",
-                Query(all_rate(f"{WIRE}connections_ended_total", SASL), "failed"),
-                unit=parts.PER_SECOND,
+                p.Query(p.all_rate(f"{WIRE}connections_ended_total", SASL), "failed"),
+                unit=p.PER_SECOND,
                 warn=0.001,
                 bad=1,
             ),
-            number(
+            p.number(
                 "Invalid frames",
                 "Malformed frames, and requests with unsupported APIs or versions.",
-                Query(all_rate(f"{WIRE}malformed_frames_total"), "frames"),
-                unit=parts.PER_SECOND,
+                p.Query(p.all_rate(f"{WIRE}malformed_frames_total"), "frames"),
+                unit=p.PER_SECOND,
                 warn=0.001,
             ),
         ],
     )
 
 
-def _connections() -> Row:
-    return Row(
+def _connections() -> p.Row:
+    return p.Row(
         "Connections",
         [
-            graph(
+            p.graph(
                 "Connections by listener",
                 "Open connections.",
-                Query(total(f"{CONNECTIONS}count", "instance", "listener"), "{{instance}} {{listener}}"),
+                p.Query(p.total(f"{CONNECTIONS}count", "instance", "listener"), "{{instance}} {{listener}}"),
                 stacked=True,
             ),
-            graph(
+            p.per_second(
                 "Opened and closed",
                 "A high rate indicates clients that fail and reconnect, or applications that do not reuse clients.",
-                Query(rate(f"{CONNECTIONS}creation_total", "instance"), "{{instance}} opened"),
-                Query(rate(f"{CONNECTIONS}close_total", "instance"), "{{instance}} closed"),
-                unit=parts.PER_SECOND,
+                p.Query(p.rate(f"{CONNECTIONS}creation_total", "instance"), "{{instance}} opened"),
+                p.Query(p.rate(f"{CONNECTIONS}close_total", "instance"), "{{instance}} closed"),
             ),
-            graph(
+            p.per_second(
                 "Closed by brokers",
                 "By reason (docs/wire.md). slow: does not read responses; stalled: stops within a request.",
-                Query(rate(f"{WIRE}connections_ended_total", "reason", where=NOT_IDLE), "{{reason}}"),
-                unit=parts.PER_SECOND,
+                p.Query(p.rate(f"{WIRE}connections_ended_total", "reason", where=NOT_IDLE), "{{reason}}"),
             ),
-            graph(
+            p.per_second(
                 "Refused",
                 "Refused connections by limit.",
-                Query(rate(f"{WIRE}connections_refused_total", "instance", "limit"), "{{instance}} {{limit}}"),
-                unit=parts.PER_SECOND,
+                p.Query(p.rate(f"{WIRE}connections_refused_total", "instance", "limit"), "{{instance}} {{limit}}"),
             ),
-            graph(
+            p.per_second(
                 "Closed idle connections",
                 "Connections idle for connections.max.idle.ms.",
-                by_instance(rate(f"{WIRE}connections_ended_total", "instance", where='reason="idle"')),
-                unit=parts.PER_SECOND,
+                p.by_instance(p.rate(f"{WIRE}connections_ended_total", "instance", where='reason="idle"')),
             ),
-            graph(
+            p.per_second(
                 "Client software",
                 "Name and version that clients report, by opened connections.",
-                Query(rate(f"{WIRE}client_software_total", "name", "version"), "{{name}} {{version}}"),
-                unit=parts.PER_SECOND,
+                p.Query(p.rate(f"{WIRE}client_software_total", "name", "version"), "{{name}} {{version}}"),
             ),
         ],
     )
 
 
-def _requests() -> Row:
-    return Row(
+def _requests() -> p.Row:
+    return p.Row(
         "Requests",
         [
-            graph(
+            p.per_second(
                 "Requests by API",
                 "Responses per second.",
-                Query(rate(f"{REQUESTS}requests_total", "request"), "{{request}}"),
-                unit=parts.PER_SECOND,
+                p.Query(p.rate(f"{REQUESTS}requests_total", "request"), "{{request}}"),
             ),
-            graph(
+            p.per_second(
                 "Errors",
                 "Errors in responses, counted per partition and topic, by API and error.",
-                Query(rate(f"{REQUESTS}errors_total", "request", "error"), "{{request}} {{error}}"),
-                unit=parts.PER_SECOND,
+                p.Query(p.rate(f"{REQUESTS}errors_total", "request", "error"), "{{request}} {{error}}"),
             ),
-            graph(
+            p.graph(
                 "Request time",
                 "99th percentile, including the wait of fetches for bytes and of acks=all for replicas.",
-                Query(parts.quantile(0.99, f"{WIRE}request_seconds", "request"), "{{request}}"),
-                unit=parts.SECONDS,
+                p.Query(p.quantile(0.99, f"{WIRE}request_seconds", "request"), "{{request}}"),
+                unit=p.SECONDS,
             ),
-            graph(
+            p.bytes_per_second(
                 "Bytes of requests",
                 "By API.",
-                Query(rate(f"{REQUESTS}requestbytes_total", "request"), "{{request}}"),
-                unit=parts.BYTES_A_SECOND,
+                p.Query(p.rate(f"{REQUESTS}requestbytes_total", "request"), "{{request}}"),
                 stacked=True,
             ),
-            graph(
+            p.bytes_per_second(
                 "Bytes of responses",
                 "By API.",
-                Query(rate(f"{REQUESTS}responsebytes_total", "request"), "{{request}}"),
-                unit=parts.BYTES_A_SECOND,
+                p.Query(p.rate(f"{REQUESTS}responsebytes_total", "request"), "{{request}}"),
                 stacked=True,
             ),
-            graph(
+            p.per_second(
                 "Versions",
                 "Versions of the most frequent APIs, which show outdated clients.",
-                Query(
-                    rate(f"{REQUESTS}requests_total", "request", "version", where='request=~"Produce|Fetch|Metadata"'),
+                p.Query(
+                    p.rate(
+                        f"{REQUESTS}requests_total", "request", "version", where='request=~"Produce|Fetch|Metadata"'
+                    ),
                     "{{request}} {{version}}",
                 ),
-                unit=parts.PER_SECOND,
             ),
         ],
     )
 
 
-def _memory() -> Row:
-    return Row(
+def _memory() -> p.Row:
+    return p.Row(
         "Memory",
         [
-            graph(
+            p.graph(
                 "Requests in flight",
                 "Bytes of requests without a response. At queued.max.request.bytes brokers stop reading requests.",
-                by_instance(now(f"{WIRE}queued_request_bytes")),
-                unit=parts.BYTES,
+                p.by_instance(p.now(f"{WIRE}queued_request_bytes")),
+                unit=p.BYTES,
             ),
-            graph(
+            p.graph(
                 "Unsent responses",
                 "Bytes that clients have not read. Fetch responses share the rest of queued.max.response.bytes.",
-                by_instance(now(f"{WIRE}unsent_response_bytes")),
-                unit=parts.BYTES,
+                p.by_instance(p.now(f"{WIRE}unsent_response_bytes")),
+                unit=p.BYTES,
             ),
         ],
     )
@@ -179,4 +170,4 @@ def make() -> Dashboard:
     """Return the dashboard."""
     text = "Clients of the Kafka protocol. See docs/wire.md for the limits and docs/monitoring.md for actions."
     rows = [_summary(), _connections(), _requests(), _memory()]
-    return parts.make("kipmesh-wire", "kipmesh: Kafka protocol", text, rows)
+    return p.make("kipmesh-wire", "kipmesh: Kafka protocol", text, rows)
