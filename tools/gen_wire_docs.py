@@ -25,13 +25,13 @@ field. "gRPC" is the number of the field in protobuf, empty if gRPC does not car
 
 def table() -> str:
     """The APIs in the order of their keys."""
-    rows = ["| key | API | versions | responds | not supported |\n", "|---|---|---|---|---|\n"]
+    rows = ["| key | API | versions | responds | changes data | not supported |\n", "|---|---|---|---|---|---|\n"]
     for key, api in sorted(KAFKA_APIS.items()):
         first, last = api.versions
         versions = str(first) if first == last else f"{first} to {last}"
         rows.append(
             f"| {key} | [{api.name}](protocol.md#{api.name.lower()}-{key}) | {versions} | {_ROLES[api.role.value]} "
-            f"| {api.limitations} |\n"
+            f"| {'yes' if api.is_mutation else ''} | {api.limitations} |\n"
         )
     return "".join(rows)
 

@@ -86,6 +86,8 @@ class Api:
     """The first version whose response header has tagged fields, if it is not `flexible_since`."""
     timeout_ms: int = FORWARD_TIMEOUT_MS
     """Time limit of a forwarded request, unless the request has a field `timeout_ms`."""
+    is_mutation: bool = False
+    """Whether a request changes records, metadata or committed offsets."""
     reconciles: bool = False
     """Whether a retried forwarded request is compared with the metadata, so that its own effect is no error."""
     is_pipelined: bool = False
@@ -199,6 +201,7 @@ def _api(
 _MIB = 1 << 20
 _CONNECTION: dict[str, Any] = {"role": Role.CONNECTION, "service": None}
 _FORWARDED: dict[str, Any] = {"role": Role.FORWARDED, "service": ADMIN}
+_MUTATION: dict[str, Any] = {**_FORWARDED, "is_mutation": True}
 _GROUP: dict[str, Any] = {"service": GROUPS, "request_bytes_max": _MIB}
 _CONTROLLER: dict[str, Any] = {"role": Role.CONTROLLER, "service": CONTROLLER}
 _QUORUM: dict[str, Any] = {"role": Role.QUORUM, "service": QUORUM}
@@ -230,6 +233,7 @@ APIS: tuple[Api, ...] = (
         "3-13",
         9,
         is_pipelined=True,
+        is_mutation=True,
         has_records=True,
         limitations="transactions (INVALID_REQUEST), message formats before 2",
     ),
@@ -250,13 +254,14 @@ APIS: tuple[Api, ...] = (
         name="OffsetForLeaderEpoch",
         limitations="followers, which use gRPC (CLUSTER_AUTHORIZATION_FAILED)",
     ),
-    _api(21, m.DeleteRecordsRequest, "0-2", 2),
+    _api(21, m.DeleteRecordsRequest, "0-2", 2, is_mutation=True),
     _api(3, m.MetadataRequest, "0-13", 9, limitations="authorized operations"),
     _api(
         22,
         m.InitProducerIdRequest,
         "0-5",
         2,
+        is_mutation=True,
         limitations="transactions (INVALID_REQUEST), version 6 (two-phase commit)",
     ),
     _api(None, m.ListFetchSessionsRequest),
@@ -317,11 +322,11 @@ APIS: tuple[Api, ...] = (
         "2-7",
         5,
         reconciles=True,
-        **_FORWARDED,
+        **_MUTATION,
         limitations="the full configuration of a topic that is only validated",
     ),
-    _api(20, m.DeleteTopicsRequest, "1-6", 4, reconciles=True, **_FORWARDED),
-    _api(37, m.CreatePartitionsRequest, "0-3", 2, reconciles=True, **_FORWARDED),
+    _api(20, m.DeleteTopicsRequest, "1-6", 4, reconciles=True, **_MUTATION),
+    _api(37, m.CreatePartitionsRequest, "0-3", 2, reconciles=True, **_MUTATION),
     _api(
         32,
         m.DescribeConfigsRequest,
@@ -336,7 +341,7 @@ APIS: tuple[Api, ...] = (
         m.IncrementalAlterConfigsRequest,
         "0-1",
         1,
-        **_FORWARDED,
+        **_MUTATION,
         limitations="loggers, groups, client metrics (INVALID_REQUEST)",
     ),
     _api(
@@ -344,19 +349,19 @@ APIS: tuple[Api, ...] = (
         alter_configs.AlterConfigsRequest,
         "0-2",
         2,
-        **_FORWARDED,
+        **_MUTATION,
         limitations="groups, client metrics (INVALID_REQUEST)",
     ),
-    _api(43, m.ElectLeadersRequest, "0-2", 2, **_FORWARDED),
+    _api(43, m.ElectLeadersRequest, "0-2", 2, **_MUTATION),
     _api(50, m.DescribeUserScramCredentialsRequest, "0", 0, request_bytes_max=_MIB, **_FORWARDED),
-    _api(51, m.AlterUserScramCredentialsRequest, "0", 0, reconciles=True, request_bytes_max=4 * _MIB, **_FORWARDED),
+    _api(51, m.AlterUserScramCredentialsRequest, "0", 0, reconciles=True, request_bytes_max=4 * _MIB, **_MUTATION),
     _api(
         45,
         m.AlterPartitionReassignmentsRequest,
         "0",
         0,
         reconciles=True,
-        **_FORWARDED,
+        **_MUTATION,
         limitations="version 1, in which a client can forbid a change of the replication factor",
     ),
     _api(46, m.ListPartitionReassignmentsRequest, "0", 0, **_FORWARDED),
@@ -367,7 +372,7 @@ APIS: tuple[Api, ...] = (
         "0",
         0,
         reconciles=True,
-        **_FORWARDED,
+        **_MUTATION,
         limitations="running brokers (INVALID_REQUEST), brokers with replicas (POLICY_VIOLATION)",
     ),
     # --- consumer groups
@@ -388,6 +393,7 @@ APIS: tuple[Api, ...] = (
         m.OffsetCommitRequest,
         "2-9",
         8,
+        is_mutation=True,
         service=GROUPS,
         limitations="a retention of the commit (versions 2 to 4), topic ids (version 10)",
     ),
@@ -400,10 +406,10 @@ APIS: tuple[Api, ...] = (
         request_bytes_max=4 * _MIB,
         limitations="topic ids (version 10), member ids and epochs (version 9), unstable offsets",
     ),
-    _api(47, m.OffsetDeleteRequest, "0", service=GROUPS),
+    _api(47, m.OffsetDeleteRequest, "0", is_mutation=True, service=GROUPS),
     _api(16, m.ListGroupsRequest, "0-5", 3, service=GROUPS),
     _api(15, m.DescribeGroupsRequest, "0-6", 5, **_GROUP, limitations="authorized operations"),
-    _api(42, m.DeleteGroupsRequest, "0-2", 2, **_GROUP),
+    _api(42, m.DeleteGroupsRequest, "0-2", 2, is_mutation=True, **_GROUP),
     # --- faults for tests
     _api(None, m.InjectFaultRequest, service=FAULTS),
     _api(None, m.ListFaultsRequest, service=FAULTS),
