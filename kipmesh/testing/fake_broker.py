@@ -35,16 +35,22 @@ Hook = Callable[[str, int, Any], Awaitable[Any]]
 
 @dataclass(slots=True)
 class Fault:
-    """A fault of the next calls of a method. See FakeCluster.inject."""
+    """A fault of the next `times` calls of a method. See FakeCluster.inject."""
 
-    code: ErrorCode | None
-    times: int
-    after: bool
-    hang: bool
-    malformed: Any
-    topic: str | None
-    twice: bool
-    delay_s: float
+    code: ErrorCode | None = None
+    """Error of every partition, or of those of `topic`."""
+    times: int = 1
+    after: bool = False
+    """Execute the request before failing."""
+    hang: bool = False
+    """Never respond."""
+    malformed: Any = None
+    """Response to return."""
+    topic: str | None = None
+    twice: bool = False
+    """Execute a fetch twice and return the first response."""
+    delay_s: float = 0.0
+    """Delay of the response of a fetch."""
 
 
 class FakeCluster:
@@ -112,26 +118,12 @@ class FakeCluster:
         found.leader_id = leader_id
         found.leader_epoch += 1
 
-    def inject(
-        self,
-        method: str,
-        code: ErrorCode | None = None,
-        *,
-        times: int = 1,
-        after: bool = False,
-        hang: bool = False,
-        malformed: Any = None,
-        topic: str | None = None,
-        twice: bool = False,
-        delay_s: float = 0.0,
-    ) -> None:
-        """Make the next `times` calls of `method`, for example "Produce", fail.
+    def inject(self, method: str, code: ErrorCode | None = None, **fault: Any) -> None:
+        """Make the next calls of `method`, for example "Produce", fail. `fault` has the other fields of Fault.
 
-        Args: code: error of every partition, or of those of `topic`; after: execute the request before failing; hang:
-        never respond; malformed: response to return; twice: execute a fetch twice and return the first response;
-        delay_s: delay the response of a fetch. With none of `code`, `hang` and `malformed`, the call is aborted.
+        With none of `code`, `hang` and `malformed`, the call is aborted.
         """
-        self._faults.setdefault(method, []).append(Fault(code, times, after, hang, malformed, topic, twice, delay_s))
+        self._faults.setdefault(method, []).append(Fault(code, **fault))
 
     async def take_fault(self, method: str, node_id: int, request: Any) -> Fault | None:
         """Record a call, run the hook, and return the fault that applies to the call, or None."""
@@ -371,6 +363,9 @@ class FakeBroker:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         return found
 
+    def _led_or_fault(self, fault: Fault | None, *where: Any) -> FakePartition | ErrorCode:
+        return self._led(*where) if fault is None else fault.code or ErrorCode.NONE
+
     def _served(self, topic: str, topic_id: bytes, index: int, epoch: int = -1) -> FakePartition | ErrorCode:
         found = self._find(topic, topic_id, index)
         if isinstance(found, ErrorCode):
@@ -536,43 +531,40 @@ class FakeBroker:
         self, request: m.OffsetsForLeaderEpochRequest, fault: Fault | None
     ) -> m.OffsetsForLeaderEpochResponse:
         """Handle OffsetsForLeaderEpoch."""
-        topics = []
-        for topic in request.topics:
-            parts = []
-            for each in topic.partitions:
-                found = self._led(topic.topic, topic.topic_id, each.partition, each.current_leader_epoch)
-                if fault is not None:
-                    found = fault.code or ErrorCode.NONE
-                if isinstance(found, ErrorCode):
-                    parts.append(m.OffsetForLeaderPartitionResult(found, each.partition))
-                    continue
-                end = epoch_end(found, each.leader_epoch)
-                parts.append(m.OffsetForLeaderPartitionResult(0, each.partition, end.epoch, end.end_offset))
-            topics.append(m.OffsetForLeaderTopicResult(topic.topic, topic.topic_id, parts))
+
+        def end_of(topic: m.OffsetForLeaderTopic, each: m.OffsetForLeaderPartition) -> m.OffsetForLeaderPartitionResult:
+            found = self._led_or_fault(fault, topic.topic, topic.topic_id, each.partition, each.current_leader_epoch)
+            if isinstance(found, ErrorCode):
+                return m.OffsetForLeaderPartitionResult(found, each.partition)
+            end = epoch_end(found, each.leader_epoch)
+            return m.OffsetForLeaderPartitionResult(0, each.partition, end.epoch, end.end_offset)
+
+        topics = [
+            m.OffsetForLeaderTopicResult(
+                topic.topic, topic.topic_id, [end_of(topic, each) for each in topic.partitions]
+            )
+            for topic in request.topics
+        ]
         return m.OffsetsForLeaderEpochResponse(topics=topics)
 
     @with_faults
     def delete_records(self, request: m.DeleteRecordsRequest, fault: Fault | None) -> m.DeleteRecordsResponse:
         """Handle DeleteRecords."""
-        topics = []
-        for topic in request.topics:
-            parts = []
-            for each in topic.partitions:
-                found = self._led(topic.name, b"", each.partition_index)
-                if fault is not None:
-                    found = fault.code or ErrorCode.NONE
-                if isinstance(found, ErrorCode):
-                    parts.append(m.DeleteRecordsPartitionResult(each.partition_index, -1, found))
-                    continue
-                offset = found.end_offset if each.offset == -1 else each.offset
-                if offset > found.end_offset:
-                    parts.append(
-                        m.DeleteRecordsPartitionResult(each.partition_index, -1, ErrorCode.OFFSET_OUT_OF_RANGE)
-                    )
-                    continue
-                found.log_start_offset = max(found.log_start_offset, offset)
-                parts.append(m.DeleteRecordsPartitionResult(each.partition_index, found.log_start_offset))
-            topics.append(m.DeleteRecordsTopicResult(topic.name, parts))
+
+        def delete(topic: str, each: m.DeleteRecordsPartition) -> m.DeleteRecordsPartitionResult:
+            found = self._led_or_fault(fault, topic, b"", each.partition_index)
+            if not isinstance(found, ErrorCode) and each.offset > found.end_offset:
+                found = ErrorCode.OFFSET_OUT_OF_RANGE
+            if isinstance(found, ErrorCode):
+                return m.DeleteRecordsPartitionResult(each.partition_index, -1, found)
+            offset = found.end_offset if each.offset == -1 else each.offset
+            found.log_start_offset = max(found.log_start_offset, offset)
+            return m.DeleteRecordsPartitionResult(each.partition_index, found.log_start_offset)
+
+        topics = [
+            m.DeleteRecordsTopicResult(topic.name, [delete(topic.name, each) for each in topic.partitions])
+            for topic in request.topics
+        ]
         return m.DeleteRecordsResponse(topics=topics)
 
     @with_faults
