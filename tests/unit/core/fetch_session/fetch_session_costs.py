@@ -1,6 +1,6 @@
-"""What sessions cost, by size: `python tests/unit/core/fetch_session/fetch_session_costs.py` prints the tables.
+"""Memory and CPU cost of fetch sessions by size: `python tests/unit/core/fetch_session/fetch_session_costs.py`.
 
-The partitions are the cheapest that there can be, so this is the price of the sessions themselves.
+Reads of the simulated partitions cost almost nothing, so the tables show the cost of the sessions alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def topic_ids(count: int) -> list[bytes]:
 
 
 class Partitions:
-    """Reader and event source: high watermarks by topic and partition, and no records."""
+    """Reader and event source that has high watermarks but no records."""
 
     def __init__(self, topics: int, partitions_per_topic: int) -> None:
         self.offsets = {topic_id: [OFFSET] * partitions_per_topic for topic_id in topic_ids(topics)}
@@ -43,11 +43,11 @@ class Partitions:
         self.cache = FetchSessionCache(self.subscriptions, AdoptedPolicy(), lambda: next(ids))
 
     def read(
-        self, topic: str, topic_id: bytes, asked: FetchPartition, max_bytes: int, min_one_batch: bool
+        self, topic: str, topic_id: bytes, requested: FetchPartition, max_bytes: int, min_one_batch: bool
     ) -> PartitionRead:
         self.reads += 1
-        offset = self.offsets[topic_id][asked.partition]
-        return PartitionRead(PartitionData(asked.partition, 0, offset, offset, 0))
+        offset = self.offsets[topic_id][requested.partition]
+        return PartitionRead(PartitionData(requested.partition, 0, offset, offset, 0))
 
     def topic_name(self, topic_id: bytes) -> str:
         return "topic"
@@ -61,7 +61,7 @@ class Partitions:
         ]
         return FetchRequest(replica_id=replica_id, topics=topics, session_epoch=0)
 
-    def ask(self, request: FetchRequest) -> FetchResponse:
+    def fetch(self, request: FetchRequest) -> FetchResponse:
         fetch = self.cache.begin(request, "client", 0)
         fetch.read(self)
         return fetch.respond(0)
@@ -74,19 +74,21 @@ class Partitions:
 
 
 def memory_bytes(topics: int, partitions_per_topic: int, sessions: int = 1) -> tuple[float, float]:
-    """Bytes for each partition of a session: nothing dirty, and everything dirty at once."""
+    """Return bytes per partition of a session: without and with all partitions dirty."""
     partitions = Partitions(topics, partitions_per_topic)
     count = sessions * topics * partitions_per_topic
     gc.collect()
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     for session in range(sessions):
-        partitions.ask(partitions.request(FOLLOWER + session))
+        partitions.fetch(partitions.request(FOLLOWER + session))
     gc.collect()
     clean = tracemalloc.get_traced_memory()[0] - before
-    # Keys of events are those of the replicas, and no cost of a session.
+    # The replicas own the keys of events, so their memory is not part of the session's.
     keys = [
-        partition_key(topic_id, number) for topic_id, one in partitions.offsets.items() for number in range(len(one))
+        partition_key(topic_id, number)
+        for topic_id, offsets in partitions.offsets.items()
+        for number in range(len(offsets))
     ]
     gc.collect()
     middle = tracemalloc.get_traced_memory()[0]
@@ -99,7 +101,7 @@ def memory_bytes(topics: int, partitions_per_topic: int, sessions: int = 1) -> t
 
 
 def seconds(action: Callable[[], object], times: int) -> float:
-    """Of the fastest of `times`."""
+    """Return the duration of the fastest of `times` calls."""
     best = 1e9
     for _ in range(times):
         start = time.perf_counter()
@@ -109,20 +111,20 @@ def seconds(action: Callable[[], object], times: int) -> float:
 
 
 def fetch_us(count: int, changed: int, with_session: bool, times: int = 200) -> float:
-    """Server CPU of a fetch of a session of `count` partitions of which `changed` changed, or of just these."""
+    """Return server CPU of a fetch of `count` partitions, `changed` of them changed (the only ones if sessionless)."""
     partitions = Partitions(max(count // 100, 1), 100)
     step = count // changed if changed else 1
-    places = [(number * step // 100, number * step % 100) for number in range(changed)]
+    positions = [(number * step // 100, number * step % 100) for number in range(changed)]
     ids = list(partitions.offsets)
     epoch = 0
     if with_session:
-        partitions.ask(partitions.request())
+        partitions.fetch(partitions.request())
 
-    def one() -> None:
+    def fetch_once() -> None:
         nonlocal epoch, spent
         epoch += 1
         topics: dict[bytes, list[FetchPartition]] = {}
-        for topic, number in places:
+        for topic, number in positions:
             partitions.offsets[ids[topic]][number] += 1
             topics.setdefault(ids[topic], []).append(
                 FetchPartition(number, 3, partitions.offsets[ids[topic]][number], 3, 1, MAX_BYTES)
@@ -132,54 +134,54 @@ def fetch_us(count: int, changed: int, with_session: bool, times: int = 200) -> 
         if with_session:
             request = request._replace(session_id=1, session_epoch=epoch)
         start = time.perf_counter()
-        response = partitions.ask(request)
+        response = partitions.fetch(request)
         spent = min(spent, time.perf_counter() - start)
         assert not response.error_code
 
     spent = 1e9
     for _ in range(times):
-        one()
+        fetch_once()
     return spent * 1e6
 
 
 def handler_us(count: int, changed: int, times: int = 200) -> float:
-    """Client CPU of a request and its response, of a session of `count` partitions of which `changed` changed."""
+    """Return client CPU of a request and its response in a session with `changed` of `count` partitions changed."""
     handler = FetchSessionHandler()
     partitions = Partitions(max(count // 100, 1), 100)
     for topic in partitions.request().topics:
-        for asked in topic.partitions:
-            handler.want("topic", topic.topic_id, asked)
-    answer = handler.handle_response(first := handler.next_request(), partitions.ask(first.fill(FetchRequest())))
-    assert answer.is_accepted
+        for requested in topic.partitions:
+            handler.want("topic", topic.topic_id, requested)
+    result = handler.handle_response(first := handler.next_request(), partitions.fetch(first.fill(FetchRequest())))
+    assert result.is_accepted
     ids = list(partitions.offsets)
     step = count // changed if changed else 1
     offset = OFFSET
 
-    def one() -> None:
+    def request_once() -> None:
         nonlocal offset
         offset += 1
         for number in range(changed):
             topic_id = ids[number * step // 100]
             handler.want("topic", topic_id, FetchPartition(number * step % 100, 3, offset, 3, 1, MAX_BYTES))
-        answer = handler.handle_response(handler.next_request(), FetchResponse(session_id=1))
-        assert answer.is_accepted
+        result = handler.handle_response(handler.next_request(), FetchResponse(session_id=1))
+        assert result.is_accepted
 
-    return seconds(one, times) * 1e6
+    return seconds(request_once, times) * 1e6
 
 
 def main() -> None:
-    print("bytes a partition of a session: clean, all dirty")
+    print("bytes per partition of a session: clean, all dirty")
     for topics, partitions_per_topic, sessions in ((1000, 100, 1), (100, 100, 1), (10_000, 1, 1), (100, 100, 2)):
         clean, dirty = memory_bytes(topics, partitions_per_topic, sessions)
         print(f"{topics:6} topics x {partitions_per_topic:3}, {sessions} session(s): {clean:6.0f} {dirty:6.0f}")
-    print("us a fetch: partitions changed / server by size of the session / sessionless fetch of these / client")
+    print("us per fetch: changed partitions / server by session size / sessionless fetch of the changed / client")
     for changed in (0, 10, 1000):
         sizes = [fetch_us(count, changed, True) for count in (1000, 10_000, 100_000)]
         alone = fetch_us(1000, changed, False)
         clients = [handler_us(count, changed) for count in (1000, 100_000)]
         print(
-            f"{changed:5}: {' '.join(f'{one:8.1f}' for one in sizes)}   {alone:8.1f}   "
-            f"{' '.join(f'{one:8.1f}' for one in clients)}"
+            f"{changed:5}: {' '.join(f'{size:8.1f}' for size in sizes)}   {alone:8.1f}   "
+            f"{' '.join(f'{cost:8.1f}' for cost in clients)}"
         )
 
 

@@ -1,7 +1,7 @@
-"""Partitions in memory, a server that keeps the contract of `kipmesh.core.fetch_session.server`, and clients.
+"""In-memory partitions, a server that keeps the contract of `kipmesh.core.fetch_session.server`, and clients.
 
-A record is a batch of its own: its length, its offset, its leader epoch and a number that no other record has. What a
-partition answers without any session is `World.read`; that is the oracle.
+Each record is one batch: length, offset, leader epoch and a unique number. `World.read` reads a partition without a
+session. Tests use it as the oracle.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MORE = 1 << 30
 
 
 def records_in(data: bytes) -> list[tuple[int, int, int]]:
-    """(offset, leader epoch, number) of each record."""
+    """Return (offset, leader epoch, number) of each record."""
     found, position = [], 0
     while position < len(data):
         size, offset, epoch, number = RECORD.unpack_from(data, position)
@@ -73,12 +73,12 @@ class Partition:
         return len(self.log)
 
     def end_of_epoch(self, epoch: int) -> EpochEndOffset:
-        known = [(one[0], offset + 1) for offset, one in enumerate(self.log) if one[0] <= epoch]
+        known = [(record[0], offset + 1) for offset, record in enumerate(self.log) if record[0] <= epoch]
         return EpochEndOffset(*known[-1]) if known else EpochEndOffset(epoch, 0)
 
 
 class World:
-    """All partitions, and who is to be told of their changes."""
+    """All partitions, and the subscriptions to their changes."""
 
     def __init__(self) -> None:
         self.partitions: dict[tuple[bytes, int], Partition] = {}
@@ -98,38 +98,38 @@ class World:
     def delete(self, topic: str) -> None:
         topic_id = self.ids.pop(topic)
         for key in [key for key in self.partitions if key[0] == topic_id]:
-            self.tell(self.partitions.pop(key), LEADERSHIP)
+            self.notify(self.partitions.pop(key), LEADERSHIP)
 
     def get(self, topic: str, number: int) -> Partition:
         return self.partitions[self.ids[topic], number]
 
-    def tell(self, partition: Partition, change: int) -> None:
+    def notify(self, partition: Partition, change: int) -> None:
         self.subscriptions.changed(partition.key, partition.topic, change)
 
     def append(self, partition: Partition, count: int = 1, size: int = 30) -> None:
         for _ in range(count):
             partition.log.append((partition.leader_epoch, next(self._numbers), max(size, RECORD.size)))
-        self.tell(partition, LOG_END)
+        self.notify(partition, LOG_END)
 
     def commit(self, partition: Partition, high_watermark: int | None = None) -> None:
         end = partition.log_end if high_watermark is None else min(high_watermark, partition.log_end)
         if end > partition.high_watermark:
             partition.high_watermark = end
-            self.tell(partition, HIGH_WATERMARK)
+            self.notify(partition, HIGH_WATERMARK)
 
     def delete_records(self, partition: Partition, offset: int) -> None:
         offset = min(offset, partition.high_watermark)
         if offset > partition.log_start:
             partition.log_start = offset
-            self.tell(partition, LOG_START)
+            self.notify(partition, LOG_START)
 
     def lead(self, partition: Partition, is_leader: bool, end: int | None = None) -> None:
-        """A new leader epoch; with an `end` the log is cut to it, but never below the high watermark."""
+        """Start a new leader epoch. `end` truncates the log, but never below the high watermark."""
         partition.leader_epoch += 1
         partition.is_leader = is_leader
         if end is not None:
             del partition.log[max(end, partition.high_watermark) :]
-        self.tell(partition, LEADERSHIP)
+        self.notify(partition, LEADERSHIP)
 
     # -- reading
 
@@ -140,34 +140,34 @@ class World:
         self,
         topic: str,
         topic_id: bytes,
-        asked: FetchPartition,
+        requested: FetchPartition,
         max_bytes: int = MORE,
         min_one_batch: bool = True,
         *,
         replica_id: int = -1,
         moves: bool = False,
     ) -> PartitionRead:
-        partition = self.find(topic, topic_id, asked.partition)
+        partition = self.find(topic, topic_id, requested.partition)
         if partition is None:
             code = ErrorCode.UNKNOWN_TOPIC_ID if topic_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            return PartitionRead(PartitionData(asked.partition, code), completes_fetch=True)
-        code = self._check(partition, asked)
+            return PartitionRead(PartitionData(requested.partition, code), completes_fetch=True)
+        code = self._check(partition, requested)
         diverging = None
-        if not code and asked.last_fetched_epoch >= 0:
-            at_leader = partition.end_of_epoch(asked.last_fetched_epoch)
-            if has_diverged(asked.fetch_offset, asked.last_fetched_epoch, at_leader):
+        if not code and requested.last_fetched_epoch >= 0:
+            at_leader = partition.end_of_epoch(requested.last_fetched_epoch)
+            if has_diverged(requested.fetch_offset, requested.last_fetched_epoch, at_leader):
                 diverging = at_leader
-        if not code and diverging is None and not partition.log_start <= asked.fetch_offset <= partition.log_end:
+        if not code and diverging is None and not partition.log_start <= requested.fetch_offset <= partition.log_end:
             code = ErrorCode.OFFSET_OUT_OF_RANGE
         if not code and diverging is None and replica_id >= 0 and moves:
-            self.commit(partition, asked.fetch_offset)
+            self.commit(partition, requested.fetch_offset)
         records, is_cut = b"", False
         if not code and diverging is None:
             end = partition.log_end if replica_id >= 0 else partition.high_watermark
-            records = self._records(partition, asked.fetch_offset, end, max_bytes, min_one_batch)
-            is_cut = asked.fetch_offset + len(records_in(records)) < end
+            records = self._records(partition, requested.fetch_offset, end, max_bytes, min_one_batch)
+            is_cut = requested.fetch_offset + len(records_in(records)) < end
         data = PartitionData(
-            asked.partition,
+            requested.partition,
             code,
             partition.high_watermark,
             partition.high_watermark,
@@ -178,9 +178,9 @@ class World:
         return PartitionRead(data, bool(code) or diverging is not None, is_cut)
 
     @staticmethod
-    def _check(partition: Partition, asked: FetchPartition) -> ErrorCode:
-        if asked.current_leader_epoch >= 0 and asked.current_leader_epoch != partition.leader_epoch:
-            older = asked.current_leader_epoch < partition.leader_epoch
+    def _check(partition: Partition, requested: FetchPartition) -> ErrorCode:
+        if requested.current_leader_epoch >= 0 and requested.current_leader_epoch != partition.leader_epoch:
+            older = requested.current_leader_epoch < partition.leader_epoch
             return ErrorCode.FENCED_LEADER_EPOCH if older else ErrorCode.UNKNOWN_LEADER_EPOCH
         return ErrorCode.NONE if partition.is_leader else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
@@ -196,18 +196,18 @@ class World:
 
 
 class WorldReader:
-    """The reader of one request."""
+    """Reads partitions for one request."""
 
     def __init__(self, world: World, replica_id: int) -> None:
         self._world = world
         self._replica_id = replica_id
 
     def read(
-        self, topic: str, topic_id: bytes, asked: FetchPartition, max_bytes: int, min_one_batch: bool
+        self, topic: str, topic_id: bytes, requested: FetchPartition, max_bytes: int, min_one_batch: bool
     ) -> PartitionRead:
         self._world.reads += 1
         return self._world.read(
-            topic, topic_id, asked, max_bytes, min_one_batch, replica_id=self._replica_id, moves=True
+            topic, topic_id, requested, max_bytes, min_one_batch, replica_id=self._replica_id, moves=True
         )
 
     def topic_name(self, topic_id: bytes) -> str:
@@ -216,7 +216,7 @@ class WorldReader:
 
 @dataclass(eq=False)
 class Waiting:
-    """A fetch that waits at the server."""
+    """A fetch that waits on the server."""
 
     fetch: Fetch
     request: FetchRequest
@@ -229,7 +229,7 @@ class Waiting:
 
 
 class Server:
-    """What a broker's fetch handler does, without waiting for anything by itself."""
+    """The broker's fetch handler with a manual clock. `run` and `expire` complete waiting fetches."""
 
     def __init__(self, world: World, policy: EvictionPolicy | None = None, **settings: int) -> None:
         self.world = world
@@ -257,16 +257,16 @@ class Server:
         self.waiting.append(waiting)
 
     def run(self) -> None:
-        """Let those go on that were woken, until nobody is."""
-        while woken := [one for one in self.waiting if one.is_woken]:
-            for one in woken:
-                one.is_woken = False
-                one.fetch.read(one.reader)
-                if one.fetch.is_complete:
-                    self._finish(one)
+        """Read for woken fetches until none is left."""
+        while woken := [waiting for waiting in self.waiting if waiting.is_woken]:
+            for waiting in woken:
+                waiting.is_woken = False
+                waiting.fetch.read(waiting.reader)
+                if waiting.fetch.is_complete:
+                    self._finish(waiting)
 
     def expire(self, waiting: Waiting) -> None:
-        """Its max_wait_ms has passed."""
+        """Complete a fetch whose max_wait_ms has elapsed."""
         waiting.fetch.read(waiting.reader)
         self._finish(waiting)
 
@@ -274,15 +274,15 @@ class Server:
         self.waiting.remove(waiting)
         waiting.done(waiting.fetch.respond(self.now_ms))
 
-    def ask(self, request: FetchRequest, client_id: str = "") -> FetchResponse:
-        """The answer of a request, at the latest when its time is up."""
-        answers: list[FetchResponse] = []
-        self.handle(request, answers.append, client_id)
+    def fetch(self, request: FetchRequest, client_id: str = "") -> FetchResponse:
+        """Return the response to a request; a fetch that still waits expires."""
+        responses: list[FetchResponse] = []
+        self.handle(request, responses.append, client_id)
         self.run()
         for waiting in list(self.waiting):
             if waiting.request is request:
                 self.expire(waiting)
-        return answers[0]
+        return responses[0]
 
 
 def fetch_request(
@@ -297,20 +297,20 @@ def fetch_request(
     )._replace(**fields)
 
 
-def asking(world: World, topic: str, *numbers: int, offset: int = 0, max_bytes: int = MORE) -> FetchTopic:
-    """These partitions from an offset on, by topic id."""
+def fetch_topic(world: World, topic: str, *numbers: int, offset: int = 0, max_bytes: int = MORE) -> FetchTopic:
+    """Request partitions by topic id, all from the same offset."""
     partitions = [FetchPartition(number, fetch_offset=offset, partition_max_bytes=max_bytes) for number in numbers]
     return FetchTopic(topic, world.ids[topic], partitions)
 
 
-def told(response: FetchResponse) -> dict[int, PartitionData]:
-    """The partitions of a response by their numbers."""
+def partitions_by_index(response: FetchResponse) -> dict[int, PartitionData]:
+    """Return the partitions of a response by index."""
     return {data.partition_index: data for topic in response.responses for data in topic.partitions}
 
 
 @dataclass
 class View:
-    """What a client knows of a partition."""
+    """A client's state of one partition."""
 
     topic_id: bytes
     position: int = 0
@@ -323,7 +323,7 @@ class View:
 
 
 class Client:
-    """A consumer, or with a replica id a follower, on top of a handler."""
+    """A consumer, or a follower if it has a replica id, that uses a FetchSessionHandler."""
 
     def __init__(self, world: World, replica_id: int = -1, by_name: bool = False, name: str = "") -> None:
         self.world = world
@@ -333,14 +333,14 @@ class Client:
         self.handler = FetchSessionHandler()
         self.views: dict[tuple[str, int], View] = {}
         self.left: dict[tuple[str, int], View] = {}
-        """Left since the last request: the server has not heard of it, so what it told is kept, as by every user."""
+        """Partitions left since the last request. The server still has them, so their offsets stay valid."""
         self.max_bytes = MORE
         self.partition_max_bytes = MORE
         self.min_bytes = 1
         self.accepted = 0
 
     def follow(self, topic: str, number: int) -> None:
-        """Start at offset 0, or go on in what the metadata says now."""
+        """Follow a partition: from offset 0, or from the current position with current metadata."""
         topic_id = self.world.ids.get(topic, b"")
         view = self.views.get((topic, number))
         if view is not None and view.topic_id != topic_id:
@@ -373,7 +373,7 @@ class Client:
         )
 
     def refresh(self) -> None:
-        """What new metadata says."""
+        """Apply new metadata to all followed partitions."""
         for topic, number in list(self.views):
             self.follow(topic, number)
 
@@ -388,39 +388,39 @@ class Client:
         )
         return session, session.fill(request)
 
-    def take(self, session: SessionRequest, response: FetchResponse, keeps: bool = True) -> int:
-        """Take an answer; without `keeps` its records and news are lost on the way. How many partitions had news."""
-        answer = self.handler.handle_response(session, response)
-        if not answer.is_accepted:
+    def apply(self, session: SessionRequest, response: FetchResponse, keeps_records: bool = True) -> int:
+        """Apply a response and return its number of partitions. `keeps_records=False` drops records and epochs."""
+        result = self.handler.handle_response(session, response)
+        if not result.is_accepted:
             return 0
         self.accepted += 1
-        for topic, topic_id, asked, data in answer.partitions:
-            view = self.views.get((topic, asked.partition))
+        for topic, topic_id, requested, data in result.partitions:
+            view = self.views.get((topic, requested.partition))
             if view is None or self._id(view) != topic_id:
                 continue
-            assert data.partition_index == asked.partition
-            if keeps or data.error_code:
-                self._apply(view, asked, data)
-            else:  # offsets were told and taken in; the records were not
+            assert data.partition_index == requested.partition
+            if keeps_records or data.error_code:
+                self._apply(view, requested, data)
+            else:  # The client keeps the offsets and drops the records.
                 view.high_watermark, view.log_start, view.error = data.high_watermark, data.log_start_offset, 0
-            self._want(topic, asked.partition, view)
-        return len(answer.partitions)
+            self._want(topic, requested.partition, view)
+        return len(result.partitions)
 
-    def _apply(self, view: View, asked: FetchPartition, data: PartitionData) -> None:
+    def _apply(self, view: View, requested: FetchPartition, data: PartitionData) -> None:
         view.error = data.error_code
-        if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and view.position == asked.fetch_offset:
+        if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and view.position == requested.fetch_offset:
             view.position = max(data.log_start_offset, 0)
             view.records.clear()
         if data.error_code:
             return
         view.high_watermark, view.log_start = data.high_watermark, data.log_start_offset
-        if view.position != asked.fetch_offset:
-            return  # moved meanwhile
+        if view.position != requested.fetch_offset:
+            return  # The position moved during the request.
         if data.diverging_epoch is not None:
             self._truncate(view, data.diverging_epoch)
             return
         for offset, epoch, number in records_in(data.records):
-            assert offset == view.position, "a record was skipped or came twice"
+            assert offset == view.position, "a record was skipped or duplicated"
             view.records[offset] = epoch, number
             view.position += 1
 

@@ -1,4 +1,4 @@
-"""The benchmark of sessions runs, and what does not depend on the machine holds; its times at this size say nothing."""
+"""The session benchmark at a small size. Checks only figures that do not depend on the machine."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from bench.charts import Line
 ROOT = Path(__file__).resolve().parents[4]
 
 
-def quick_folder(otherwise: Path) -> Path:
-    """Memory if there is enough: 4,000 logs that come and go keep a busy disk for a minute."""
+def fast_directory(fallback: Path) -> Path:
+    """Return /dev/shm if it has space: 4,000 short-lived logs keep a busy disk occupied for a minute."""
     memory = Path("/dev/shm")
-    return memory if memory.is_dir() and shutil.disk_usage(memory).free > 50 << 20 else otherwise
+    return memory if memory.is_dir() and shutil.disk_usage(memory).free > 50 << 20 else fallback
 
 
-def test_a_small_run(tmp_path: Path) -> None:
+def test_session_benchmark_reports_incremental_savings(tmp_path: Path) -> None:
     drawn = tmp_path / "curve.svg"
     command = [sys.executable, "-m", "bench.sessions", "--quick", "--rounds", "1", "--json", "--chart", str(drawn)]
-    command += ["--dir", str(quick_folder(tmp_path))]
+    command += ["--dir", str(fast_directory(tmp_path))]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=True)
     figures = json.loads(done.stdout)
     fetches = {(row["mode"], row["partitions"], row["changed"]): row for row in figures["fetches"]}
@@ -43,16 +43,16 @@ def test_a_small_run(tmp_path: Path) -> None:
     assert usage.returncode == 2
 
 
-def test_what_changes_is_in_ten_topics_whatever_the_size() -> None:
+def test_changed_partitions_span_ten_topics_at_any_size() -> None:
     for partitions in (1000, 100_000):
         for changed in (10, 1000):
-            where = sessions_cost.places(partitions, changed)
-            assert len(set(where)) == changed
-            assert len({topic for topic, _ in where}) == sessions_cost.CHANGED_TOPICS
-            assert max(topic for topic, _ in where) < partitions // sessions_cost.TOPIC_PARTITIONS
+            positions = sessions_cost.places(partitions, changed)
+            assert len(set(positions)) == changed
+            assert len({topic for topic, _ in positions}) == sessions_cost.CHANGED_TOPICS
+            assert max(topic for topic, _ in positions) < partitions // sessions_cost.TOPIC_PARTITIONS
 
 
-def test_lines_are_drawn_with_their_names_and_the_same_every_time() -> None:
+def test_line_charts_are_labelled_and_deterministic() -> None:
     lines = [Line("a < b", False, [(1000, 20.0), (100_000, 20.0)]), Line("c", True, [(1000, 3.0), (100_000, 999.0)])]
     drawn = charts.lines([("costs & more", lambda value: f"{value:g}", lines)] * 2, "across")
     root = ElementTree.fromstring(drawn)

@@ -1,4 +1,4 @@
-"""A session's memory, and that a fetch costs what changed and not what there is (227-10)."""
+"""Memory of fetch sessions, and CPU of fetches: it depends on changed partitions, not on all partitions (227-10)."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ BYTES_MAX = 300
 
 
 @pytest.mark.parametrize(
-    # The second is just after the dictionaries have grown.
+    # 110 topics: the dictionaries have just been resized.
     ("topics", "partitions_per_topic", "sessions"),
     [(100, 100, 1), (110, 100, 1), (3000, 1, 1), (50, 100, 2), (10, 100, 6)],
 )
-def test_a_partition_of_a_session_is_small(topics: int, partitions_per_topic: int, sessions: int) -> None:
+def test_session_memory_per_partition_is_bounded(topics: int, partitions_per_topic: int, sessions: int) -> None:
     clean, dirty = memory_bytes(topics, partitions_per_topic, sessions)
     assert 0 < clean <= dirty < BYTES_MAX
 
 
-def calls(action: Callable[[], object]) -> int:
-    """Function calls in it, those of C functions included."""
+def count_calls(action: Callable[[], object]) -> int:
+    """Count the function calls of an action, including C functions."""
     count = 0
 
     def note(frame: FrameType, event: str, argument: object) -> None:
         nonlocal count
         count += event in ("call", "c_call")
 
-    gc.disable()  # others, as hypothesis, have functions called by each collection
+    gc.disable()  # Hypothesis registers callbacks for each collection.
     sys.setprofile(note)
     try:
         action()
@@ -46,23 +46,23 @@ def calls(action: Callable[[], object]) -> int:
 
 
 def fetch_calls(topics: int) -> tuple[int, int]:
-    """Calls of a fetch in which ten partitions changed, and of one in which none did."""
+    """Count the calls of a fetch with ten changed partitions and of a fetch without changes."""
     partitions = Partitions(topics, 100)
-    partitions.ask(partitions.request())
+    partitions.fetch(partitions.request())
     changed = topic_ids(topics)[-1]
     for number in range(10):
         partitions.offsets[changed][number] += 1
         partitions.subscriptions.changed(partition_key(changed, number), "topic", HIGH_WATERMARK)
     named = [FetchTopic("", changed, [FetchPartition(number, 3, OFFSET + 1, 3, 1, 9) for number in range(10)])]
     first = FetchRequest(replica_id=FOLLOWER, session_id=1, session_epoch=1, topics=named)
-    answers: list[FetchResponse] = []
-    busy = calls(lambda: answers.append(partitions.ask(first)))
-    idle = calls(lambda: answers.append(partitions.ask(first._replace(session_epoch=2, topics=[]))))
-    assert [sum(len(topic.partitions) for topic in answer.responses) for answer in answers] == [10, 0]
+    responses: list[FetchResponse] = []
+    busy = count_calls(lambda: responses.append(partitions.fetch(first)))
+    idle = count_calls(lambda: responses.append(partitions.fetch(first._replace(session_epoch=2, topics=[]))))
+    assert [sum(len(topic.partitions) for topic in response.responses) for response in responses] == [10, 0]
     return busy, idle
 
 
-def test_a_fetch_costs_what_changed() -> None:
+def test_fetch_cost_depends_on_changed_partitions_only() -> None:
     assert fetch_calls(1) == fetch_calls(100)
 
 
@@ -70,56 +70,56 @@ def handler_calls(topics: int) -> int:
     handler = FetchSessionHandler()
     partitions = Partitions(topics, 100)
     for topic in partitions.request().topics:
-        for asked in topic.partitions:
-            handler.want("topic", topic.topic_id, asked)
+        for requested in topic.partitions:
+            handler.want("topic", topic.topic_id, requested)
     request = handler.next_request()
-    assert handler.handle_response(request, partitions.ask(request.fill(FetchRequest()))).is_accepted
+    assert handler.handle_response(request, partitions.fetch(request.fill(FetchRequest()))).is_accepted
     changed = topic_ids(1)[0]
 
     def action() -> None:
         for number in range(10):
             handler.want("topic", changed, FetchPartition(number, 3, OFFSET + 2, 3, 1, 9))
         handler.unwant("topic", changed, 99)
-        answer = handler.handle_response(handler.next_request(), FetchResponse(session_id=1))
-        assert answer.is_accepted
+        result = handler.handle_response(handler.next_request(), FetchResponse(session_id=1))
+        assert result.is_accepted
 
-    return calls(action)
+    return count_calls(action)
 
 
-def test_a_clients_request_costs_what_changed() -> None:
+def test_request_cost_depends_on_changed_partitions_only() -> None:
     assert handler_calls(1) == handler_calls(100)
 
 
-def test_after_a_burst_a_session_is_as_quick_as_before() -> None:
-    """The queue holds on to nothing: forgotten partitions that were dirty are swept out."""
+def test_dirty_queue_drops_forgotten_partitions_after_burst() -> None:
+    """Forgotten dirty partitions are swept from the queue."""
     partitions = Partitions(10, 100)
-    partitions.ask(partitions.request())
+    partitions.fetch(partitions.request())
     session = next(iter(partitions.cache._sessions.values()))
     keys = list(session.keys)
     for _ in range(50):
         partitions.change_all()
         for key in keys:
-            asked = session.requested(key)
+            requested = session.requested(key)
             session.forget(key)
-            session.put(key, asked)
+            session.put(key, requested)
     assert len(session.queue) <= 3 * len(keys)
-    partitions.ask(FetchRequest(replica_id=FOLLOWER, session_id=1, session_epoch=1))
+    partitions.fetch(FetchRequest(replica_id=FOLLOWER, session_id=1, session_epoch=1))
     assert not session.queue
 
 
 @pytest.mark.parametrize("session_epoch", [-1, 1])
-def test_a_burst_under_a_waiting_fetch_is_read_in_linear_time(session_epoch: int) -> None:
-    """60,000 partitions change before the fetch that waits looks again: 0.2 s, and squared it was 1.5."""
+def test_waiting_fetch_reads_burst_in_linear_time(session_epoch: int) -> None:
+    """60,000 partitions change before the waiting fetch reads again: 0.2 s if linear, 1.5 s if quadratic."""
     few, many = (burst_read_s(topics, session_epoch) for topics in (150, 600))
-    assert many < max(0.5, 8 * few)  # the second on a machine that is slow
+    assert many < max(0.5, 8 * few)  # The second limit is for slow machines.
 
 
 def burst_read_s(topics: int, session_epoch: int) -> float:
     partitions = Partitions(topics, 100)
     request = partitions.request()._replace(min_bytes=1, session_epoch=session_epoch)
     if session_epoch > 0:
-        partitions.ask(partitions.request())
-        partitions.ask(FetchRequest(replica_id=FOLLOWER, session_id=1, session_epoch=1))
+        partitions.fetch(partitions.request())
+        partitions.fetch(FetchRequest(replica_id=FOLLOWER, session_id=1, session_epoch=1))
         request = request._replace(session_id=1, session_epoch=2, topics=[])
     fetch = partitions.cache.begin(request, "client", 0)
     fetch.read(partitions)
@@ -128,7 +128,7 @@ def burst_read_s(topics: int, session_epoch: int) -> float:
     partitions.change_all()
     assert wakes
     partitions.reads, begin = 0, time.thread_time()
-    gc.disable()  # its cost is that of all objects of the process
+    gc.disable()  # A collection scans all objects of the process.
     try:
         fetch.read(partitions)
     finally:

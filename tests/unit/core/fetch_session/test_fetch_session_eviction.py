@@ -1,4 +1,4 @@
-"""Who evicts whom (227-13 to 227-16), cell by cell, and the quota for each client id."""
+"""Eviction of fetch sessions, case by case (227-13 to 227-16), and the quota per client id."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONSUMER, FOLLOWER = -1, 7
 
 
 class Cache(FetchSessionCache):
-    """A cache whose sessions are made by hand; ids count from 1."""
+    """A cache that creates sessions without requests. Ids count from 1."""
 
     def __init__(self, policy: EvictionPolicy, quota: int = 0) -> None:
         self._last_id = 0
@@ -54,32 +54,31 @@ class Cache(FetchSessionCache):
         return [info.session_id for info in self.list(0)]
 
 
-# Whether the new session gets the only slot. Existing: who, partitions, ms since it was made and since its last use.
-# New: who, partitions.
+# Existing session: owner, partitions, age_ms, idle_ms. New session: owner, partitions. Expected eviction.
 CELLS = [
-    # a follower takes a consumer's slot, whatever its size, age and use
+    # A follower replaces a consumer of any size, age and use.
     (CONSUMER, 9, 0, 0, FOLLOWER, 1, Eviction.PRIVILEGE),
     (CONSUMER, 1, LIMIT_MS, 0, FOLLOWER, 1, Eviction.PRIVILEGE),
     (CONSUMER, 9, LIMIT_MS + 1, 0, FOLLOWER, 1, Eviction.PRIVILEGE),
-    # a young one stays, if it is not a consumer's before a follower
+    # Otherwise a young session stays.
     (CONSUMER, 1, 0, 0, CONSUMER, 9, None),
     (FOLLOWER, 1, 0, 0, FOLLOWER, 9, None),
     (FOLLOWER, 1, 0, 0, CONSUMER, 9, None),
-    # exactly as old as the limit is not older
+    # The age limit is exclusive.
     (CONSUMER, 1, LIMIT_MS, 0, CONSUMER, 9, None),
     (FOLLOWER, 1, LIMIT_MS, 0, FOLLOWER, 9, None),
     (CONSUMER, 1, LIMIT_MS, LIMIT_MS, CONSUMER, 9, None),
-    # an old one gives way to a larger one
+    # An old session is replaced by a larger session.
     (CONSUMER, 1, LIMIT_MS + 1, 0, CONSUMER, 2, Eviction.SIZE),
     (FOLLOWER, 1, LIMIT_MS + 1, 0, FOLLOWER, 2, Eviction.SIZE),
-    # but by size alone never a follower's to a consumer
+    # A consumer never replaces a follower by size.
     (FOLLOWER, 1, LIMIT_MS + 1, 0, CONSUMER, 9, None),
-    # and equal sizes evict nothing
+    # A session of equal or smaller size evicts nothing.
     (CONSUMER, 2, LIMIT_MS + 1, 0, CONSUMER, 2, None),
     (FOLLOWER, 2, LIMIT_MS + 1, 0, FOLLOWER, 2, None),
     (CONSUMER, 2, LIMIT_MS + 1, 0, CONSUMER, 1, None),
     (FOLLOWER, 2, LIMIT_MS + 1, 0, FOLLOWER, 1, None),
-    # one that is not used gives way to anybody
+    # An inactive session is replaced by any session.
     (CONSUMER, 9, LIMIT_MS + 1, LIMIT_MS + 1, CONSUMER, 1, Eviction.INACTIVE),
     (FOLLOWER, 9, LIMIT_MS + 1, LIMIT_MS + 1, CONSUMER, 1, Eviction.INACTIVE),
     (FOLLOWER, 9, LIMIT_MS + 1, LIMIT_MS + 1, FOLLOWER, 1, Eviction.INACTIVE),
@@ -87,12 +86,12 @@ CELLS = [
 ]
 
 
-@pytest.mark.parametrize(("who", "size", "age_ms", "idle_ms", "new", "new_size", "evicted"), CELLS)
-def test_one_slot(
-    who: int, size: int, age_ms: int, idle_ms: int, new: int, new_size: int, evicted: Eviction | None
+@pytest.mark.parametrize(("owner", "size", "age_ms", "idle_ms", "new", "new_size", "evicted"), CELLS)
+def test_new_session_takes_the_only_slot_by_privilege_size_or_inactivity(
+    owner: int, size: int, age_ms: int, idle_ms: int, new: int, new_size: int, evicted: Eviction | None
 ) -> None:
     cache = Cache(AdoptedPolicy(1, LIMIT_MS))
-    old = cache.add(who, size, 0)
+    old = cache.add(owner, size, 0)
     assert old is not None
     if idle_ms != age_ms:
         cache.used(old, age_ms - idle_ms)
@@ -108,39 +107,41 @@ def test_one_slot(
         assert cache.metrics.evictions_by_client == {"evictor": 1}
 
 
-# Existing sessions 1, 2, 3 (who, partitions, ms since they were made, since their last use), the new one, the victim.
+# Existing sessions 1 to 3 (owner, partitions, age_ms, idle_ms), the new session, the evicted id (None: new is refused).
 AGED, IDLE = 2 * LIMIT_MS, LIMIT_MS + 1
 CHOICES = [
-    # the stalest of the inactive, whoever it is
+    # The stalest inactive session, of any owner.
     ([(CONSUMER, 1, AGED, IDLE), (FOLLOWER, 9, AGED, IDLE + 1), (CONSUMER, 1, AGED, 0)], (CONSUMER, 1), 2),
-    # inactive ones before a consumer that a follower may evict
+    # Inactive sessions before a consumer that a follower may evict.
     ([(CONSUMER, 1, 0, 0), (FOLLOWER, 9, AGED, IDLE), (CONSUMER, 1, 0, 0)], (FOLLOWER, 1), 2),
-    # equally stale: consumers first, then the smallest, then the lowest id
+    # Equally stale: consumers first, then the smallest, then the lowest id.
     ([(FOLLOWER, 1, AGED, IDLE), (CONSUMER, 9, AGED, IDLE), (FOLLOWER, 1, AGED, IDLE)], (CONSUMER, 1), 2),
     ([(CONSUMER, 3, AGED, IDLE), (CONSUMER, 2, AGED, IDLE), (CONSUMER, 2, AGED, IDLE)], (CONSUMER, 1), 2),
-    # a follower among consumers: the smallest of them, young or old, then the lowest id
+    # A new follower evicts the smallest consumer of any age, then the lowest id.
     ([(CONSUMER, 3, AGED, 0), (CONSUMER, 2, 0, 0), (CONSUMER, 2, 0, 0)], (FOLLOWER, 1), 2),
     ([(CONSUMER, 2, AGED, 0), (CONSUMER, 2, AGED, 0), (FOLLOWER, 1, AGED, 0)], (FOLLOWER, 9), 1),
-    # a consumer: the smallest old consumer, never the follower that is smaller
+    # A new consumer evicts the smallest old consumer, never a smaller follower.
     ([(FOLLOWER, 1, AGED, 0), (CONSUMER, 3, AGED, 0), (CONSUMER, 2, AGED, 0)], (CONSUMER, 9), 3),
     ([(FOLLOWER, 1, AGED, 0), (CONSUMER, 3, AGED, 0), (CONSUMER, 2, 0, 0)], (CONSUMER, 9), 2),
     ([(FOLLOWER, 1, AGED, 0), (CONSUMER, 3, AGED, 0), (CONSUMER, 3, AGED, 0)], (CONSUMER, 3), None),
-    # followers among themselves: the smallest old one
+    # Without consumers, a new follower evicts the smallest old follower.
     ([(FOLLOWER, 3, AGED, 0), (FOLLOWER, 2, AGED, 0), (FOLLOWER, 1, 0, 0)], (FOLLOWER, 9), 2),
     ([(FOLLOWER, 3, AGED, 0), (FOLLOWER, 3, AGED, 0), (FOLLOWER, 1, 0, 0)], (FOLLOWER, 4), 1),
 ]
 
 
 @pytest.mark.parametrize(("existing", "new", "victim"), CHOICES)
-def test_several_slots(existing: list[tuple[int, int, int, int]], new: tuple[int, int], victim: int | None) -> None:
+def test_adopted_policy_evicts_stalest_then_smallest_session(
+    existing: list[tuple[int, int, int, int]], new: tuple[int, int], victim: int | None
+) -> None:
     cache = Cache(AdoptedPolicy(3, LIMIT_MS))
     now_ms = 10 * LIMIT_MS
-    # The clock never goes back: sessions are made in the order of their ages, under the ids of the table.
+    # The clock is monotonic: create the oldest session first, each with its id of the table.
     sessions = {}
-    for session_id, (who, size, age_ms, _) in sorted(enumerate(existing, 1), key=lambda one: -one[1][2]):
+    for session_id, (owner, size, age_ms, _) in sorted(enumerate(existing, 1), key=lambda item: -item[1][2]):
         cache._last_id = session_id - 1
-        sessions[session_id] = cache.add(who, size, now_ms - age_ms)
-    for session_id, (_, _, _, idle_ms) in sorted(enumerate(existing, 1), key=lambda one: -one[1][3]):
+        sessions[session_id] = cache.add(owner, size, now_ms - age_ms)
+    for session_id, (_, _, _, idle_ms) in sorted(enumerate(existing, 1), key=lambda item: -item[1][3]):
         session = sessions[session_id]
         assert session is not None
         cache.used(session, now_ms - idle_ms)
@@ -149,14 +150,14 @@ def test_several_slots(existing: list[tuple[int, int, int, int]], new: tuple[int
     assert set(cache.ids) == {1, 2, 3, 4} - {4 if victim is None else victim}
 
 
-def test_no_slots_no_sessions() -> None:
+def test_cache_without_slots_creates_no_session() -> None:
     cache = Cache(AdoptedPolicy(0, LIMIT_MS))
     assert cache.add(FOLLOWER, 5, 0) is None
     assert cache.metrics.refusals == {Refusal.OFF: 1}
     assert (len(cache), cache.partitions, cache.ids) == (0, 0, [])
 
 
-def test_a_use_resets_the_clock() -> None:
+def test_use_resets_inactivity_timer() -> None:
     cache = Cache(AdoptedPolicy(1, LIMIT_MS))
     session = cache.add(CONSUMER, 5, 0)
     assert session is not None
@@ -166,7 +167,7 @@ def test_a_use_resets_the_clock() -> None:
     assert cache.add(CONSUMER, 5, 21 * LIMIT_MS) is not None
 
 
-def test_a_session_grows_and_shrinks_in_the_order() -> None:
+def test_eviction_order_follows_session_resize() -> None:
     cache = Cache(AdoptedPolicy(2, LIMIT_MS))
     first, second = cache.add(CONSUMER, 5, 0), cache.add(CONSUMER, 6, 0)
     assert first is not None
@@ -183,7 +184,7 @@ def test_a_session_grows_and_shrinks_in_the_order() -> None:
     assert cache.ids == [3, 4]
 
 
-def test_a_flood_of_clients_costs_no_follower_its_session() -> None:
+def test_flood_of_clients_evicts_no_follower_session() -> None:
     cache = Cache(AdoptedPolicy(1000, LIMIT_MS))
     followers = [cache.add(broker, 1, 0) for broker in (1, 2, 3)]
     for count in range(50_000):
@@ -204,7 +205,7 @@ def test_a_flood_of_clients_costs_no_follower_its_session() -> None:
     assert metrics.evictions_by_client[OTHERS] > 0
 
 
-# -- reserved (227-15)
+# -- reserved policy (227-15)
 
 
 def reserved(slots_per_broker: int = 2, consumer_slots: int = 2, size_min: int = 1) -> ReservedPolicy:
@@ -217,49 +218,51 @@ def reserved(slots_per_broker: int = 2, consumer_slots: int = 2, size_min: int =
     )
 
 
-def test_each_broker_has_its_slots_and_clients_share_theirs() -> None:
+def test_reserved_policy_gives_slots_per_broker_and_shared_consumer_slots() -> None:
     cache = Cache(reserved())
     for owner in (1, 2, CONSUMER):
         assert [cache.add(owner, 5, 0) is not None for _ in range(3)] == [True, True, False]
     assert cache.metrics.refusals == {Refusal.FULL: 3}
 
 
-def test_who_only_says_that_it_is_a_broker_is_a_client() -> None:
+def test_reserved_policy_treats_unregistered_broker_ids_as_consumers() -> None:
     cache = Cache(reserved())
     assert [cache.add(broker, 5, 0) is not None for broker in (90, 91, 92)] == [True, True, False]
     assert cache.add(1, 5, 0) is not None
 
 
-@pytest.mark.parametrize(("size", "gets"), [(3, False), (4, True), (5, True)])
-@pytest.mark.parametrize("who", [1, CONSUMER])
-def test_small_requests_get_no_session(who: int, size: int, gets: bool) -> None:
+@pytest.mark.parametrize(("size", "is_added"), [(3, False), (4, True), (5, True)])
+@pytest.mark.parametrize("owner", [1, CONSUMER])
+def test_reserved_policy_refuses_sessions_below_minimum_size(owner: int, size: int, is_added: bool) -> None:
     cache = Cache(reserved(size_min=4))
-    assert (cache.add(who, size, 0) is not None) is gets
-    assert cache.metrics.refusals == ({} if gets else {Refusal.TOO_SMALL: 1})
+    assert (cache.add(owner, size, 0) is not None) is is_added
+    assert cache.metrics.refusals == ({} if is_added else {Refusal.TOO_SMALL: 1})
 
 
 @pytest.mark.parametrize(
     ("idle_ms", "size", "victim"), [(LIMIT_MS, 9, None), (LIMIT_MS + 1, 1, 1), (LIMIT_MS + 1, 9, 1)]
 )
-@pytest.mark.parametrize("who", [1, CONSUMER])
-def test_only_the_unused_give_way_in_their_own_pool(who: int, idle_ms: int, size: int, victim: int | None) -> None:
+@pytest.mark.parametrize("owner", [1, CONSUMER])
+def test_reserved_policy_evicts_only_inactive_sessions_of_the_same_pool(
+    owner: int, idle_ms: int, size: int, victim: int | None
+) -> None:
     cache = Cache(reserved())
-    other = 2 if who == 1 else 1
-    sessions = [cache.add(owner, 5, 0) for owner in (who, who, other, other)]
+    other = 2 if owner == 1 else 1
+    sessions = [cache.add(replica_id, 5, 0) for replica_id in (owner, owner, other, other)]
     assert sessions[1] is not None
     cache.used(sessions[1], 1)
-    assert (cache.add(who, size, idle_ms) is not None) is (victim is not None)
+    assert (cache.add(owner, size, idle_ms) is not None) is (victim is not None)
     assert cache.ids == ([1, 2, 3, 4] if victim is None else [2, 3, 4, 5])
 
 
-@pytest.mark.parametrize("who", [1, CONSUMER])
-def test_pools_without_slots(who: int) -> None:
+@pytest.mark.parametrize("owner", [1, CONSUMER])
+def test_reserved_policy_without_slots_creates_no_session(owner: int) -> None:
     cache = Cache(reserved(slots_per_broker=0, consumer_slots=0))
-    assert cache.add(who, 5, 0) is None
+    assert cache.add(owner, 5, 0) is None
     assert cache.metrics.refusals == {Refusal.OFF: 1}
 
 
-def test_pools_of_brokers_go_with_their_sessions() -> None:
+def test_reserved_policy_drops_empty_broker_pools() -> None:
     policy = reserved()
     cache = Cache(policy)
     session = cache.add(1, 5, 0)
@@ -268,10 +271,10 @@ def test_pools_of_brokers_go_with_their_sessions() -> None:
     assert (policy._brokers, policy._pools) == ({}, {})
 
 
-# -- the quota, ours
+# -- quota per client id (kipmesh extension)
 
 
-def test_a_client_id_has_so_many_sessions_and_no_more() -> None:
+def test_quota_limits_sessions_per_client_id() -> None:
     cache = Cache(AdoptedPolicy(10, LIMIT_MS), quota=2)
     assert [cache.add(CONSUMER, 5, 0, "greedy") is not None for _ in range(4)] == [True, True, False, False]
     assert cache.add(CONSUMER, 5, 0, "modest") is not None
@@ -280,7 +283,7 @@ def test_a_client_id_has_so_many_sessions_and_no_more() -> None:
     assert cache.metrics.quota_refusals_by_client == {"greedy": 2}
 
 
-def test_at_its_quota_a_client_replaces_what_it_does_not_use() -> None:
+def test_client_at_quota_replaces_its_inactive_session() -> None:
     cache = Cache(AdoptedPolicy(10, LIMIT_MS), quota=2)
     first, second = cache.add(CONSUMER, 5, 0, "c"), cache.add(CONSUMER, 5, 0, "c")
     assert first is not None
@@ -294,7 +297,7 @@ def test_at_its_quota_a_client_replaces_what_it_does_not_use() -> None:
     assert cache.add(CONSUMER, 5, LIMIT_MS + 1, "c") is not None
 
 
-def test_no_more_client_ids_are_counted_than_there_is_room_for() -> None:
+def test_metrics_aggregate_excess_client_ids() -> None:
     cache = Cache(AdoptedPolicy(10, LIMIT_MS), quota=1)
     for count in range(CLIENT_IDS_MAX + 50):
         cache.metrics.refused(Refusal.QUOTA, str(count))

@@ -1,8 +1,8 @@
-"""Server and clients through loss, duplicates, reordering, evictions, restarts and changes, against a dumb oracle.
+"""Server and clients under loss, duplicates, reordering, evictions, restarts and changes, compared with an oracle.
 
-The oracle is `World.read`: what a partition answers without any session. After each step nothing that a session takes
-for told may differ from it, nobody may sleep through news, and once the faults stop every client soon has the same
-records and offsets as the oracle (227-08, 227-10, 227-11, 227-12).
+The oracle is `World.read`, a read without a session. After each step, the clean partitions of all sessions match the
+oracle and no fetch waits although it could complete. After the faults stop, all clients soon have the records and
+offsets of the oracle (227-08, 227-10, 227-11, 227-12).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from kipmesh.messages import FetchRequest, FetchResponse
 from tests.unit.core.fetch_session.fetch_session_support import MORE, Client, Partition, Server, Waiting, World
 
 TOPICS = {"t": 3, "u": 1}
-WHERE = [(topic, number) for topic, count in TOPICS.items() for number in range(count)]
+TOPIC_PARTITIONS = [(topic, number) for topic, count in TOPICS.items() for number in range(count)]
 SLOTS = 3
 FOLLOWER, CONSUMER, BY_NAME = range(3)
 ROUNDS_MAX = 60
 
-places = st.sampled_from(WHERE)
-which = st.integers(0, 2)
-any_of = st.integers(0, 1 << 16)
+topic_partitions = st.sampled_from(TOPIC_PARTITIONS)
+client_indexes = st.integers(0, 2)
+any_index = st.integers(0, 1 << 16)
 
 
 @dataclass(eq=False)
@@ -40,7 +40,7 @@ class Sent:
 
 
 @dataclass(eq=False)
-class Answer:
+class Response:
     sent: Sent
     response: FetchResponse
 
@@ -54,46 +54,46 @@ class FetchSessionMachine(RuleBasedStateMachine):
         self.clients = [Client(self.world, 7), Client(self.world), Client(self.world, by_name=True)]
         self.server = self._new_server()
         self.requests: list[Sent] = []
-        self.answers: list[Answer] = []
+        self.responses: list[Response] = []
         for client in self.clients:
-            for where in WHERE:
-                client.follow(*where)
+            for place in TOPIC_PARTITIONS:
+                client.follow(*place)
             session, request = client.next()
-            client.take(session, self.server.ask(request))
+            client.apply(session, self.server.fetch(request))
 
     def _new_server(self) -> Server:
         self.world.subscriptions = Subscriptions()
         return Server(self.world, AdoptedPolicy(SLOTS, 1000))
 
-    def _partition(self, where: tuple[str, int]) -> Partition | None:
-        topic, number = where
+    def _partition(self, place: tuple[str, int]) -> Partition | None:
+        topic, number = place
         return self.world.get(topic, number) if topic in self.world.ids else None
 
-    # -- what happens to partitions
+    # -- partitions
 
-    @rule(where=places, count=st.integers(1, 4), size=st.integers(24, 60), commits=st.booleans())
-    def append(self, where: tuple[str, int], count: int, size: int, commits: bool) -> None:
-        partition = self._partition(where)
+    @rule(place=topic_partitions, count=st.integers(1, 4), size=st.integers(24, 60), commits=st.booleans())
+    def append(self, place: tuple[str, int], count: int, size: int, commits: bool) -> None:
+        partition = self._partition(place)
         if partition is not None and partition.is_leader:
             self.world.append(partition, count, size)
             if commits:
                 self.world.commit(partition)
 
-    @rule(where=places)
-    def commit(self, where: tuple[str, int]) -> None:
-        partition = self._partition(where)
+    @rule(place=topic_partitions)
+    def commit(self, place: tuple[str, int]) -> None:
+        partition = self._partition(place)
         if partition is not None and partition.is_leader:
             self.world.commit(partition)
 
-    @rule(where=places, offset=st.integers(1, 8))
-    def delete_records(self, where: tuple[str, int], offset: int) -> None:
-        partition = self._partition(where)
+    @rule(place=topic_partitions, offset=st.integers(1, 8))
+    def delete_records(self, place: tuple[str, int], offset: int) -> None:
+        partition = self._partition(place)
         if partition is not None:
             self.world.delete_records(partition, offset)
 
-    @rule(where=places, is_leader=st.booleans(), cut=st.integers(0, 3))
-    def change_leader(self, where: tuple[str, int], is_leader: bool, cut: int) -> None:
-        partition = self._partition(where)
+    @rule(place=topic_partitions, is_leader=st.booleans(), cut=st.integers(0, 3))
+    def change_leader(self, place: tuple[str, int], is_leader: bool, cut: int) -> None:
+        partition = self._partition(place)
         if partition is not None:
             self.world.lead(partition, is_leader, partition.log_end - cut)
 
@@ -104,94 +104,94 @@ class FetchSessionMachine(RuleBasedStateMachine):
         if again:
             self.world.create(topic, TOPICS[topic])
         for client in self.clients:
-            if client.by_name:  # what is under way is of the other topic of that name
+            if client.by_name:  # The request in flight is about the deleted topic of the same name.
                 client.handler.next_request()
                 client.handler.handle_error(client.handler._in_flight)  # type: ignore[arg-type]
                 client.refresh()
 
-    # -- what clients do
+    # -- clients
 
-    @rule(index=which, max_bytes=st.sampled_from([0, 40, 90, MORE]), limit=st.sampled_from([0, 50, MORE]))
+    @rule(index=client_indexes, max_bytes=st.sampled_from([0, 40, 90, MORE]), limit=st.sampled_from([0, 50, MORE]))
     def send(self, index: int, max_bytes: int, limit: int) -> None:
         client = self.clients[index]
         if not client.handler.is_waiting:
             client.max_bytes, client.partition_max_bytes = max_bytes, limit
             self.requests.append(Sent(client, *client.next()))
 
-    @rule(index=which, min_bytes=st.sampled_from([0, 1, 100]), answer=st.sampled_from(["taken", "lost"]))
-    def exchange(self, index: int, min_bytes: int, answer: str) -> None:
-        """A whole round trip; the request may turn up once more, at any time."""
+    @rule(index=client_indexes, min_bytes=st.sampled_from([0, 1, 100]), outcome=st.sampled_from(["applied", "lost"]))
+    def exchange(self, index: int, min_bytes: int, outcome: str) -> None:
+        """Make a round trip. A duplicate of the request may arrive later."""
         client = self.clients[index]
         client.min_bytes = min_bytes
         self._finish(client)
         session, request = client.next()
-        response = self.server.ask(request, str(index))
-        if answer == "taken":
-            client.take(session, response)
+        response = self.server.fetch(request, str(index))
+        if outcome == "applied":
+            client.apply(session, response)
         else:
             client.handler.handle_error(session)
         if request.topics and not session.is_full:
             self.requests.append(Sent(client, session, request))
 
     def _finish(self, client: Client) -> None:
-        """What is under way for the client arrives, if it is under way."""
-        under_way = client.handler._in_flight
-        if under_way is None:
+        """Deliver the client's request in flight and its response."""
+        in_flight = client.handler._in_flight
+        if in_flight is None:
             return
-        for sent in [sent for sent in self.requests if sent.session is under_way]:
+        for sent in [sent for sent in self.requests if sent.session is in_flight]:
             self.requests.remove(sent)
             self._deliver(sent)
-        for waiting in [one for one in self.server.waiting if one.request.replica_id == client.replica_id]:
+        for waiting in [fetch for fetch in self.server.waiting if fetch.request.replica_id == client.replica_id]:
             self.server.expire(waiting)
-        for answer in [answer for answer in self.answers if answer.sent.session is under_way]:
-            self.answers.remove(answer)
-            client.take(under_way, answer.response)
-        client.handler.handle_error(under_way)
+        for delivery in [delivery for delivery in self.responses if delivery.sent.session is in_flight]:
+            self.responses.remove(delivery)
+            client.apply(in_flight, delivery.response)
+        client.handler.handle_error(in_flight)
 
-    @rule(index=which, where=places, has_some=st.booleans())
-    def wait_for_more(self, index: int, where: tuple[str, int], has_some: bool) -> None:
-        """A long poll that is at the server, with a record that is not enough, or with none."""
+    @rule(index=client_indexes, place=topic_partitions, has_record=st.booleans())
+    def wait_for_more(self, index: int, place: tuple[str, int], has_record: bool) -> None:
+        """Start a long poll, with too few bytes or with none."""
         client = self.clients[index]
         if not client.handler.is_waiting:
             client.max_bytes, client.min_bytes = MORE, 100
             session, request = client.next()
-            if has_some:
-                self.append(where, 1, 30, True)
+            if has_record:
+                self.append(place, 1, 30, True)
             self._deliver(Sent(client, session, request))
 
-    @rule(index=which)
+    @rule(index=client_indexes)
     def give_up(self, index: int) -> None:
         handler = self.clients[index].handler
         if handler._in_flight is not None:
             handler.handle_error(handler._in_flight)
 
-    @rule(index=which, where=places)
-    def follow(self, index: int, where: tuple[str, int]) -> None:
-        self.clients[index].follow(*where)
+    @rule(index=client_indexes, place=topic_partitions)
+    def follow(self, index: int, place: tuple[str, int]) -> None:
+        self.clients[index].follow(*place)
 
-    @rule(index=which, where=places)
-    def leave(self, index: int, where: tuple[str, int]) -> None:
-        if where in self.clients[index].views:
-            self.clients[index].leave(*where)
+    @rule(index=client_indexes, place=topic_partitions)
+    def leave(self, index: int, place: tuple[str, int]) -> None:
+        if place in self.clients[index].views:
+            self.clients[index].leave(*place)
 
-    @rule(index=which)
+    @rule(index=client_indexes)
     def refresh(self, index: int) -> None:
         self.clients[index].refresh()
 
-    @rule(index=which)
+    @rule(index=client_indexes)
     def close(self, index: int) -> None:
         client = self.clients[index]
         last = client.handler.close()
         if last is not None:
             self.requests.append(Sent(client, last, last.fill(FetchRequest(replica_id=client.replica_id))))
 
-    # -- what the network does
+    # -- network
 
     def _deliver(self, sent: Sent) -> None:
-        self.server.handle(sent.request, lambda response: self.answers.append(Answer(sent, response)))
+        self.server.handle(sent.request, lambda response: self.responses.append(Response(sent, response)))
 
     @precondition(lambda self: self.requests)
-    @rule(index=any_of, twice=st.booleans())
+    @rule(index=any_index, twice=st.booleans())
     def deliver_request(self, index: int, twice: bool) -> None:
         index %= len(self.requests)
         sent = self.requests[index]
@@ -200,37 +200,37 @@ class FetchSessionMachine(RuleBasedStateMachine):
         self._deliver(sent)
 
     @precondition(lambda self: self.requests)
-    @rule(index=any_of)
+    @rule(index=any_index)
     def lose_request(self, index: int) -> None:
         del self.requests[index % len(self.requests)]
 
-    @precondition(lambda self: self.answers)
-    @rule(index=any_of, twice=st.booleans(), keeps=st.booleans())
-    def deliver_answer(self, index: int, twice: bool, keeps: bool) -> None:
-        index %= len(self.answers)
-        answer = self.answers[index]
+    @precondition(lambda self: self.responses)
+    @rule(index=any_index, twice=st.booleans(), keeps_records=st.booleans())
+    def deliver_response(self, index: int, twice: bool, keeps_records: bool) -> None:
+        index %= len(self.responses)
+        delivery = self.responses[index]
         if not twice:
-            del self.answers[index]
-        answer.sent.client.take(answer.sent.session, answer.response, keeps)
+            del self.responses[index]
+        delivery.sent.client.apply(delivery.sent.session, delivery.response, keeps_records)
 
-    @precondition(lambda self: self.answers)
-    @rule(index=any_of)
-    def lose_answer(self, index: int) -> None:
-        del self.answers[index % len(self.answers)]
+    @precondition(lambda self: self.responses)
+    @rule(index=any_index)
+    def lose_response(self, index: int) -> None:
+        del self.responses[index % len(self.responses)]
 
-    # -- what the server does
+    # -- server
 
     @rule()
     def run(self) -> None:
         self.server.run()
 
     @precondition(lambda self: self.server.waiting)
-    @rule(index=any_of)
+    @rule(index=any_index)
     def expire(self, index: int) -> None:
         self.server.expire(self.server.waiting[index % len(self.server.waiting)])
 
     @precondition(lambda self: self.server.waiting)
-    @rule(index=any_of)
+    @rule(index=any_index)
     def disconnect(self, index: int) -> None:
         self.server.waiting.pop(index % len(self.server.waiting)).fetch.cancel()
 
@@ -238,39 +238,41 @@ class FetchSessionMachine(RuleBasedStateMachine):
     def pass_time(self, elapsed_ms: int) -> None:
         self.server.now_ms += elapsed_ms
 
-    @rule(restarts=st.booleans(), index=any_of)
+    @rule(restarts=st.booleans(), index=any_index)
     def lose_sessions(self, restarts: bool, index: int) -> None:
-        """The node restarts, or somebody else gets a session's slot."""
+        """Restart the node, or evict a session."""
         sessions = list(self.server.cache._sessions.values())
         if restarts:
             self.server = self._new_server()
         elif sessions:
             self.server.cache._close(sessions[index % len(sessions)])
 
-    @rule(index=which)
-    def come_near_the_last_epoch(self, index: int) -> None:
+    @rule(index=client_indexes)
+    def approach_last_epoch(self, index: int) -> None:
         handler = self.clients[index].handler
         session = self.server.cache._sessions.get(handler.session_id)
         if session is not None and session.epoch == handler._epoch and not handler.is_waiting:
             session.epoch = handler._epoch = INT_MAX - 1
 
-    # -- what holds
+    # -- invariants
 
     @invariant()
-    def what_was_told_is_true(self) -> None:
+    def clean_partitions_match_oracle(self) -> None:
         for session in self.server.cache._sessions.values():
             for key in session.keys:
                 if not session.is_dirty(key):
                     self._check_clean(session, key)
 
     def _check_clean(self, session: Session, key: bytes) -> None:
-        found = self.world.read(*session.topic_of(key), session.requested(key), replica_id=session.owner.replica_id).data
+        found = self.world.read(
+            *session.topic_of(key), session.requested(key), replica_id=session.owner.replica_id
+        ).data
         assert not found.records
         assert not requires_action(found)
         assert session.sent(key) == (found.high_watermark, found.last_stable_offset, found.log_start_offset)
 
     @invariant()
-    def dirty_partitions_are_somewhere(self) -> None:
+    def dirty_partitions_are_queued_or_held(self) -> None:
         for session in self.server.cache._sessions.values():
             fetch = session.fetch
             held = set()
@@ -281,7 +283,7 @@ class FetchSessionMachine(RuleBasedStateMachine):
                     assert (key in session.queue) != (key in held)
 
     @invariant()
-    def nobody_sleeps_through_news(self) -> None:
+    def waiting_fetches_cannot_complete(self) -> None:
         for waiting in self.server.waiting:
             if not waiting.is_woken:
                 assert not waiting.fetch.is_complete
@@ -291,21 +293,26 @@ class FetchSessionMachine(RuleBasedStateMachine):
         fetch, total = waiting.fetch, 0
         if isinstance(fetch, IncrementalFetch):
             session = fetch._session
-            asked = [(*session.topic_of(key), session.requested(key)) for key in session.keys]
+            requested = [(*session.topic_of(key), session.requested(key)) for key in session.keys]
         else:
             assert isinstance(fetch, FullFetch)
-            asked = [(topic.topic, topic.topic_id, one) for topic, one in fetch._asked]
-        for topic, topic_id, one in asked:
+            requested = [(topic.topic, topic.topic_id, partition) for topic, partition in fetch._partitions]
+        for topic, topic_id, partition in requested:
             found = self.world.read(
-                topic, topic_id, one, one.partition_max_bytes, not total, replica_id=waiting.request.replica_id
+                topic,
+                topic_id,
+                partition,
+                partition.partition_max_bytes,
+                not total,
+                replica_id=waiting.request.replica_id,
             )
-            # A log start wakes nobody, not even whom it overtakes (227-21).
+            # A log start advance wakes no fetch, even if it passes the fetch offset (227-21).
             assert not requires_action(found.data) or found.data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
             total += len(found.data.records)
         return total
 
     @invariant()
-    def the_books_are_right(self) -> None:
+    def counters_match_sessions(self) -> None:
         cache = self.server.cache
         sessions = cache._sessions
         assert len(cache) <= SLOTS
@@ -317,11 +324,11 @@ class FetchSessionMachine(RuleBasedStateMachine):
         for waiting in self.server.waiting:
             if isinstance(waiting.fetch, FullFetch):
                 request = waiting.request
-                watched |= {(bool(request.topics[0].topic_id), key) for key in waiting.fetch._places}
+                watched |= {(bool(request.topics[0].topic_id), key) for key in waiting.fetch._indexes}
         assert len(self.world.subscriptions) == len(watched)
 
     def teardown(self) -> None:
-        """The faults stop, and everything heals by itself."""
+        """Stop the faults and check that all clients recover."""
         for waiting in list(self.server.waiting):
             self.server.expire(waiting)
         for topic, count in TOPICS.items():
@@ -338,11 +345,11 @@ class FetchSessionMachine(RuleBasedStateMachine):
         quiet, rounds = 0, 0
         while quiet < 2 * len(self.clients):
             rounds += 1
-            self.server.now_ms += 400  # sessions of nobody get old
-            assert rounds < ROUNDS_MAX * len(self.clients), "something never ends, or somebody starves"
+            self.server.now_ms += 400  # Abandoned sessions become inactive.
+            assert rounds < ROUNDS_MAX * len(self.clients), "clients do not converge, or a partition starves"
             for client in self.clients:
                 session, request = client.next()
-                news = client.take(session, self.server.ask(request))
+                news = client.apply(session, self.server.fetch(request))
                 wants_more = (session.is_full and len(client.handler)) or news
                 quiet = 0 if wants_more else quiet + 1
         for client in self.clients:

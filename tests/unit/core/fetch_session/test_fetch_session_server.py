@@ -1,4 +1,4 @@
-"""The server's side: the kinds of fetch, what responses name, order and limits, waiting (227-01 to 227-12, 227-21)."""
+"""Server side of fetch sessions: fetch kinds, response contents, order, limits, waiting (227-01 to 227-12, 227-21)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.unit.core.fetch_session.fetch_session_support import (
     MORE,
     Server,
     World,
-    asking,
     fetch_request,
+    fetch_topic,
+    partitions_by_index,
     records_in,
-    told,
 )
 
 FOLLOWER = 7
@@ -33,7 +33,7 @@ def new_server(partitions: int = 4, **settings: int) -> Server:
 
 def open_session(server: Server, *numbers: int, **fields: Any) -> int:
     numbers = numbers or tuple(number for _, number in server.world.partitions)
-    response = server.ask(fetch_request([asking(server.world, "t", *numbers)], **fields))
+    response = server.fetch(fetch_request([fetch_topic(server.world, "t", *numbers)], **fields))
     assert response.session_id
     return response.session_id
 
@@ -43,37 +43,37 @@ def error_of(response: FetchResponse) -> ErrorCode:
     return ErrorCode(response.error_code)
 
 
-def test_epochs() -> None:
+def test_next_epoch_skips_0_and_wraps_to_1() -> None:
     assert [next_epoch(epoch) for epoch in (-1, 0, 1, INT_MAX - 1, INT_MAX)] == [-1, 1, 2, INT_MAX, 1]
 
 
-def test_full_fetches_name_all_partitions_with_a_session_or_without() -> None:
+def test_full_fetch_returns_all_partitions_with_and_without_session() -> None:
     server = new_server()
-    topics = [asking(server.world, "t", 2, 0, 9)]
-    for epoch, sessions in ((-1, 0), (0, 1)):
-        response = server.ask(fetch_request(topics, session_epoch=epoch))
-        assert list(told(response)) == [2, 0, 9]
-        assert told(response)[9].error_code == ErrorCode.UNKNOWN_TOPIC_ID
-        assert (bool(response.session_id), len(server.cache)) == (bool(sessions), sessions)
+    topics = [fetch_topic(server.world, "t", 2, 0, 9)]
+    for epoch, session_count in ((-1, 0), (0, 1)):
+        response = server.fetch(fetch_request(topics, session_epoch=epoch))
+        assert list(partitions_by_index(response)) == [2, 0, 9]
+        assert partitions_by_index(response)[9].error_code == ErrorCode.UNKNOWN_TOPIC_ID
+        assert (bool(response.session_id), len(server.cache)) == (bool(session_count), session_count)
     assert server.cache.partitions == 3
     assert server.cache.metrics.fetches == {FetchKind.SESSIONLESS: 1, FetchKind.FULL: 1}
 
 
-def test_a_full_fetch_with_an_id_closes_that_session() -> None:
+def test_full_fetch_with_session_id_closes_that_session() -> None:
     server = new_server()
-    topics = [asking(server.world, "t", 0)]
+    topics = [fetch_topic(server.world, "t", 0)]
     first = open_session(server)
-    second = server.ask(fetch_request(topics, first, 0)).session_id
+    second = server.fetch(fetch_request(topics, first, 0)).session_id
     assert second not in (0, first)
     assert [info.session_id for info in server.cache.list(0)] == [second]
-    assert server.ask(fetch_request(topics, second, -1)).session_id == 0
+    assert server.fetch(fetch_request(topics, second, -1)).session_id == 0
     assert len(server.cache) == server.cache.partitions == len(server.world.subscriptions) == 0
-    for epoch in (0, -1):  # an unknown one is no error
-        assert error_of(server.ask(fetch_request(topics, 999, epoch))) is ErrorCode.NONE
-    assert server.ask(fetch_request([], second, -1)).responses == []
+    for epoch in (0, -1):  # An unknown session id is not an error.
+        assert error_of(server.fetch(fetch_request(topics, 999, epoch))) is ErrorCode.NONE
+    assert server.fetch(fetch_request([], second, -1)).responses == []
 
 
-def test_session_errors_leave_the_session_as_it_was() -> None:
+def test_session_errors_leave_session_unchanged() -> None:
     server = new_server()
     session_id = open_session(server)
     server.now_ms = 50
@@ -94,15 +94,15 @@ def test_session_errors_leave_the_session_as_it_was() -> None:
     ]
     before = list(server.cache.list(0))
     for request, error in cases:
-        assert error_of(server.ask(request)) is error
+        assert error_of(server.fetch(request)) is error
         assert list(server.cache.list(0)) == before
     assert before[0].idle_ms == 0
     assert server.cache.metrics.errors == {id_not_found: 4, wrong_epoch: 3, wrong_topic: 2}
-    assert error_of(server.ask(fetch_request([], session_id, 1))) is ErrorCode.NONE
+    assert error_of(server.fetch(fetch_request([], session_id, 1))) is ErrorCode.NONE
 
 
 @pytest.mark.parametrize("topic", [FetchTopic("t" * 250), FetchTopic("\u00e9" * 125), FetchTopic("t", b"i" * 250)])
-def test_names_and_ids_that_no_topic_can_have_are_refused_before_anything_is_kept(topic: FetchTopic) -> None:
+def test_impossible_topic_names_and_ids_are_refused_without_side_effects(topic: FetchTopic) -> None:
     server = new_server()
     session_id = open_session(server)
     before = list(server.cache.list(0))
@@ -112,10 +112,10 @@ def test_names_and_ids_that_no_topic_can_have_are_refused_before_anything_is_kep
         assert fetch.is_complete
         assert error_of(fetch.respond(0)) is ErrorCode.INVALID_REQUEST
         assert list(server.cache.list(0)) == before
-    assert error_of(server.ask(fetch_request([], session_id, 1))) is ErrorCode.NONE
+    assert error_of(server.fetch(fetch_request([], session_id, 1))) is ErrorCode.NONE
 
 
-def test_ids_come_from_the_source_until_one_is_good() -> None:
+def test_session_id_source_is_retried_until_valid_and_unused() -> None:
     offered = iter([0, -3, INT_MAX + 1, 77, 77, 78])
     world = World()
     world.create("t", 1)
@@ -124,96 +124,98 @@ def test_ids_come_from_the_source_until_one_is_good() -> None:
     assert [open_session(server), open_session(server)] == [77, 78]
     server.cache = FetchSessionCache(world.subscriptions, AdoptedPolicy(), lambda: 0)
     watched = len(world.subscriptions)
-    assert server.ask(fetch_request([asking(world, "t", 0)])).session_id == 0
+    assert server.fetch(fetch_request([fetch_topic(world, "t", 0)])).session_id == 0
     assert len(world.subscriptions) == watched
 
 
-def test_incremental_responses_name_news_only() -> None:
+def test_incremental_response_returns_changed_partitions_only() -> None:
     server = new_server()
     world, session_id = server.world, open_session(server)
-    assert told(server.ask(fetch_request([], session_id, 1))) == {}
-    one, two, three = (world.get("t", number) for number in (1, 2, 3))
-    world.append(one)  # not committed: nothing for consumers
-    world.append(two)
-    world.commit(two)
-    world.lead(three, False)
-    response = server.ask(fetch_request([], session_id, 2))
+    assert partitions_by_index(server.fetch(fetch_request([], session_id, 1))) == {}
+    first, second, third = (world.get("t", number) for number in (1, 2, 3))
+    world.append(first)  # uncommitted, invisible to consumers
+    world.append(second)
+    world.commit(second)
+    world.lead(third, False)
+    response = server.fetch(fetch_request([], session_id, 2))
     assert response.session_id == session_id
     assert [topic.topic_id for topic in response.responses] == [world.ids["t"]]
     assert response.responses[0].topic == "t"
-    news = told(response)
-    assert set(news) == {2, 3}
-    assert len(records_in(news[2].records)) == 1
-    assert news[3].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
-    # the client took the record: the partition is named for its new offset, and has no news then
-    world.lead(three, True)
-    news = told(server.ask(fetch_request([asking(world, "t", 2, offset=1)], session_id, 3)))
-    assert set(news) == {3}, "that an error ended is news"
-    assert news[3].error_code == 0
-    world.delete_records(two, 1)
-    assert set(told(server.ask(fetch_request([], session_id, 4)))) == {2}
-    assert told(server.ask(fetch_request([], session_id, 5))) == {}
+    partitions = partitions_by_index(response)
+    assert set(partitions) == {2, 3}
+    assert len(records_in(partitions[2].records)) == 1
+    assert partitions[3].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    # The client received the record and names the partition with its new offset: no changes.
+    world.lead(third, True)
+    partitions = partitions_by_index(server.fetch(fetch_request([fetch_topic(world, "t", 2, offset=1)], session_id, 3)))
+    assert set(partitions) == {3}, "the end of an error is a change"
+    assert partitions[3].error_code == 0
+    world.delete_records(second, 1)
+    assert set(partitions_by_index(server.fetch(fetch_request([], session_id, 4)))) == {2}
+    assert partitions_by_index(server.fetch(fetch_request([], session_id, 5))) == {}
     assert server.cache.metrics.bytes_saved > 0
 
 
-def test_what_a_client_threw_away_comes_again() -> None:
+def test_unacknowledged_records_are_returned_again() -> None:
     server = new_server()
     session_id = open_session(server)
     partition = server.world.get("t", 1)
     server.world.append(partition, 3)
     server.world.commit(partition)
     for epoch in range(1, 4):
-        news = told(server.ask(fetch_request([], session_id, epoch)))
-        assert [offset for offset, _, _ in records_in(news[1].records)] == [0, 1, 2]
+        partitions = partitions_by_index(server.fetch(fetch_request([], session_id, epoch)))
+        assert [offset for offset, _, _ in records_in(partitions[1].records)] == [0, 1, 2]
 
 
-def test_forgotten_partitions_have_no_news_and_the_last_one_closes_the_session() -> None:
+def test_forgotten_partition_is_omitted_and_forgetting_the_last_closes_session() -> None:
     server = new_server()
     world, session_id = server.world, open_session(server, 0, 1)
     topic_id = world.ids["t"]
     forget = [ForgottenTopic("", topic_id, [0, 55]), ForgottenTopic("", b"?" * 16, [0])]
-    assert server.ask(fetch_request([], session_id, 1, forget)).session_id == session_id
+    assert server.fetch(fetch_request([], session_id, 1, forget)).session_id == session_id
     world.append(world.get("t", 0))
     world.commit(world.get("t", 0))
-    assert told(server.ask(fetch_request([], session_id, 2))) == {}
-    response = server.ask(fetch_request([], session_id, 3, [ForgottenTopic("", topic_id, [1])]))
+    assert partitions_by_index(server.fetch(fetch_request([], session_id, 2))) == {}
+    response = server.fetch(fetch_request([], session_id, 3, [ForgottenTopic("", topic_id, [1])]))
     assert (response.session_id, response.error_code, response.responses) == (0, 0, [])
     assert len(server.cache) == len(world.subscriptions) == 0
 
 
 @pytest.mark.parametrize("by_id", [True, False])
-def test_a_topic_made_anew_is_forgotten_and_added_in_one_request(by_id: bool) -> None:
+def test_server_replaces_recreated_topic_in_one_request(by_id: bool) -> None:
     server = new_server(1)
     world = server.world
     old = world.ids["t"] if by_id else b""
-    session_id = server.ask(fetch_request([FetchTopic("t", old, [FetchPartition(0)])])).session_id
+    session_id = server.fetch(fetch_request([FetchTopic("t", old, [FetchPartition(0)])])).session_id
     world.delete("t")
     world.create("t", 1)
     new = world.ids["t"] if by_id else b""
     topics = [FetchTopic("t", new, [FetchPartition(0)])]
-    response = server.ask(fetch_request(topics, session_id, 1, [ForgottenTopic("t", old, [0])]))
-    assert told(response)[0].error_code == 0, "it is named, though its offsets are those of the old one"
+    response = server.fetch(fetch_request(topics, session_id, 1, [ForgottenTopic("t", old, [0])]))
+    assert partitions_by_index(response)[0].error_code == 0, (
+        "the response names it, although its offsets equal those of the deleted topic"
+    )
     assert server.cache.partitions == 1
     world.append(world.get("t", 0))
     world.commit(world.get("t", 0))
-    assert records_in(told(server.ask(fetch_request([], session_id, 2)))[0].records)
+    assert records_in(partitions_by_index(server.fetch(fetch_request([], session_id, 2)))[0].records)
 
 
-def test_no_session_for_no_partitions_two_kinds_of_topic_or_too_many() -> None:
+def test_empty_mixed_or_oversized_request_gets_no_session() -> None:
     server = new_server(partitions_max=3)
     world = server.world
-    assert server.ask(fetch_request([])).session_id == 0
-    mixed = [asking(world, "t", 0), FetchTopic("t", b"", [FetchPartition(1)])]
-    assert server.ask(fetch_request(mixed)).session_id == 0
-    assert server.ask(fetch_request([asking(world, "t", 0, 1, 2, 3)])).session_id == 0
+    assert server.fetch(fetch_request([])).session_id == 0
+    mixed = [fetch_topic(world, "t", 0), FetchTopic("t", b"", [FetchPartition(1)])]
+    assert server.fetch(fetch_request(mixed)).session_id == 0
+    assert server.fetch(fetch_request([fetch_topic(world, "t", 0, 1, 2, 3)])).session_id == 0
     session_id = open_session(server, 0, 1, 2)
-    response = server.ask(fetch_request([asking(world, "t", 2, 3)], session_id, 1))
+    response = server.fetch(fetch_request([fetch_topic(world, "t", 2, 3)], session_id, 1))
     assert error_of(response) is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
     assert len(server.cache) == len(world.subscriptions) == 0
     assert server.cache.metrics.refusals == {Refusal.TOO_LARGE: 2}
 
 
-def test_a_byte_limit_starves_nobody() -> None:
+def test_byte_limit_starves_no_partition() -> None:
     server = new_server(10)
     world, session_id = server.world, open_session(server)
     for partition in world.partitions.values():
@@ -223,38 +225,40 @@ def test_a_byte_limit_starves_nobody() -> None:
     served: list[int] = []
     topics: list[FetchTopic] = []
     for epoch in range(1, 101):
-        news = told(server.ask(fetch_request(topics, session_id, epoch, max_bytes=250)))
+        partitions = partitions_by_index(server.fetch(fetch_request(topics, session_id, epoch, max_bytes=250)))
         topics = []
-        for number, data in news.items():
+        for number, data in partitions.items():
             if data.records:
                 served.append(number)
                 offsets[number] += len(records_in(data.records))
-                topics.append(asking(world, "t", number, offset=offsets[number]))
+                topics.append(fetch_topic(world, "t", number, offset=offsets[number]))
     assert all(sorted(served[start : start + 10]) == list(range(10)) for start in range(0, len(served) - 10, 10))
     assert sum(offsets.values()) == 200
 
 
-def test_a_batch_that_never_fits_comes_when_it_is_its_turn() -> None:
+def test_oversized_batch_is_returned_when_its_partition_is_first() -> None:
     server = new_server(3)
     world, session_id = server.world, open_session(server)
     for number, size in ((0, 30), (1, 5000), (2, 30)):
         world.append(world.get("t", number), 1, size)
         world.commit(world.get("t", number))
-    first = told(server.ask(fetch_request([], session_id, 1, max_bytes=60)))
-    second = told(server.ask(fetch_request([asking(world, "t", 0, offset=1)], session_id, 2, max_bytes=60)))
+    first = partitions_by_index(server.fetch(fetch_request([], session_id, 1, max_bytes=60)))
+    second = partitions_by_index(
+        server.fetch(fetch_request([fetch_topic(world, "t", 0, offset=1)], session_id, 2, max_bytes=60))
+    )
     assert (len(first[0].records), first[1].records) == (30, b"")
     assert len(second[1].records) == 5000
 
 
-def test_the_high_watermark_does_not_wait_for_a_byte_limit() -> None:
-    """A follower's position counts for each partition that it names, also where the response has no room."""
+def test_high_watermark_advances_despite_byte_limit() -> None:
+    """The follower's position counts for each requested partition, even if the byte limit omits it."""
     server = new_server(3)
     world = server.world
     for partition in world.partitions.values():
         world.append(partition, 2, 100)
     session_id = open_session(server, 0, 1, 2, replica_id=FOLLOWER)
-    topics = [asking(world, "t", 0, 1, 2, offset=1)]
-    server.ask(fetch_request(topics, session_id, 1, replica_id=FOLLOWER, max_bytes=100))
+    topics = [fetch_topic(world, "t", 0, 1, 2, offset=1)]
+    server.fetch(fetch_request(topics, session_id, 1, replica_id=FOLLOWER, max_bytes=100))
     assert [partition.high_watermark for partition in world.partitions.values()] == [1, 1, 1]
 
 
@@ -262,80 +266,82 @@ def test_the_high_watermark_does_not_wait_for_a_byte_limit() -> None:
 
 
 def wait(server: Server, request: FetchRequest) -> list[FetchResponse]:
-    answers: list[FetchResponse] = []
-    server.handle(request._replace(max_wait_ms=500), answers.append)
-    return answers
+    responses: list[FetchResponse] = []
+    server.handle(request._replace(max_wait_ms=500), responses.append)
+    return responses
 
 
 @pytest.mark.parametrize("epoch", [-1, 0, 1])
 @pytest.mark.parametrize("min_bytes", [1, 61])
-def test_a_fetch_waits_for_bytes(epoch: int, min_bytes: int) -> None:
+def test_fetch_waits_for_min_bytes(epoch: int, min_bytes: int) -> None:
     server = new_server()
     world = server.world
     session_id = open_session(server) if epoch > 0 else 0
-    topics = [] if epoch > 0 else [asking(world, "t", 0, 1, 2, 3)]
-    answers = wait(server, fetch_request(topics, session_id, epoch, min_bytes=min_bytes))
+    topics = [] if epoch > 0 else [fetch_topic(world, "t", 0, 1, 2, 3)]
+    responses = wait(server, fetch_request(topics, session_id, epoch, min_bytes=min_bytes))
     for number in (2, 1, 2):
-        assert not answers
+        assert not responses
         world.append(world.get("t", number), 1, 30)
         server.run()
-        assert not answers, "what is not committed is not news for consumers"
+        assert not responses, "consumers do not receive uncommitted records"
         world.commit(world.get("t", number))
         server.run()
         if min_bytes == 1:
             break
-    assert sum(len(records_in(data.records)) for data in told(answers[0]).values()) == (1 if min_bytes == 1 else 3)
-    assert bool(answers[0].session_id) is (epoch >= 0)
+    assert sum(len(records_in(data.records)) for data in partitions_by_index(responses[0]).values()) == (
+        1 if min_bytes == 1 else 3
+    )
+    assert bool(responses[0].session_id) is (epoch >= 0)
     assert not server.waiting
 
 
 @pytest.mark.parametrize("epoch", [-1, 0, 1])
-def test_a_fetch_waits_no_longer_for_an_error_but_for_a_log_start(epoch: int) -> None:
+def test_error_completes_waiting_fetch_but_log_start_does_not(epoch: int) -> None:
     server = new_server()
     world = server.world
     world.append(world.get("t", 1))
     world.commit(world.get("t", 1))
-    topics = [asking(world, "t", 1, offset=1)]
-    session_id = server.ask(fetch_request(topics)).session_id if epoch > 0 else 0
-    answers = wait(server, fetch_request([] if epoch > 0 else topics, session_id, epoch, min_bytes=1))
+    topics = [fetch_topic(world, "t", 1, offset=1)]
+    session_id = server.fetch(fetch_request(topics)).session_id if epoch > 0 else 0
+    responses = wait(server, fetch_request([] if epoch > 0 else topics, session_id, epoch, min_bytes=1))
     world.delete_records(world.get("t", 1), 1)
     assert not any(waiting.is_woken for waiting in server.waiting)
     server.run()
-    assert not answers
-    if epoch < 0:  # its time is up: what did not wake it is told all the same
+    assert not responses
+    if epoch < 0:  # The response at max_wait_ms contains the change.
         server.expire(server.waiting[0])
-        assert told(answers[0])[1].log_start_offset == 1
+        assert partitions_by_index(responses[0])[1].log_start_offset == 1
         return
     world.lead(world.get("t", 1), False)
     server.run()
-    assert told(answers[0])[1].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert partitions_by_index(responses[0])[1].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-@pytest.mark.parametrize("answers_at_once", [True, False])
-def test_a_followers_stale_high_watermark(answers_at_once: bool) -> None:
-    """392-02, which can be switched off."""
-    server = new_server(1, wakes_on_high_watermark=int(answers_at_once))
+@pytest.mark.parametrize("completes_immediately", [True, False])
+def test_stale_follower_high_watermark_completes_fetch(completes_immediately: bool) -> None:
+    """392-02. `wakes_on_high_watermark` disables it."""
+    server = new_server(1, wakes_on_high_watermark=int(completes_immediately))
     world, partition = server.world, server.world.get("t", 0)
-    topics = [asking(world, "t", 0)]
-    answers = wait(server, fetch_request(topics, replica_id=FOLLOWER, min_bytes=1))
-    assert bool(answers) is answers_at_once, "the first fetch of a session"
+    topics = [fetch_topic(world, "t", 0)]
+    responses = wait(server, fetch_request(topics, replica_id=FOLLOWER, min_bytes=1))
+    assert bool(responses) is completes_immediately, "first fetch of a session"
     world.append(partition)
     server.run()
-    session_id = answers[0].session_id
-    topics = [asking(world, "t", 0, offset=1)]
-    server.ask(fetch_request(topics, session_id, 1, replica_id=FOLLOWER, max_wait_ms=1))
+    session_id = responses[0].session_id
+    topics = [fetch_topic(world, "t", 0, offset=1)]
+    server.fetch(fetch_request(topics, session_id, 1, replica_id=FOLLOWER, max_wait_ms=1))
     assert partition.high_watermark == 1
     world.append(partition)
-    topics = [asking(world, "t", 0, offset=2)]
+    topics = [fetch_topic(world, "t", 0, offset=2)]
     world.commit(partition)
-    answers = wait(server, fetch_request(topics, session_id, 2, replica_id=FOLLOWER, min_bytes=1))
-    assert bool(answers) is answers_at_once
-    if not answers:
+    responses = wait(server, fetch_request(topics, session_id, 2, replica_id=FOLLOWER, min_bytes=1))
+    assert bool(responses) is completes_immediately
+    if not responses:
         server.expire(server.waiting[0])
-    assert told(answers[0])[0].high_watermark == 2
+    assert partitions_by_index(responses[0])[0].high_watermark == 2
 
 
-def test_a_request_that_is_overtaken_ends_with_71_and_loses_nothing() -> None:
+def test_superseded_request_ends_with_71_and_loses_no_records() -> None:
     server = new_server()
     session_id = open_session(server)
     first = wait(server, fetch_request([], session_id, 1, min_bytes=100))
@@ -345,19 +351,19 @@ def test_a_request_that_is_overtaken_ends_with_71_and_loses_nothing() -> None:
     second = wait(server, fetch_request([], session_id, 2, min_bytes=1))
     server.run()
     assert error_of(first[0]) is ErrorCode.INVALID_FETCH_SESSION_EPOCH
-    assert records_in(told(second[0])[3].records)
+    assert records_in(partitions_by_index(second[0])[3].records)
 
 
-def test_a_request_whose_session_ends_gets_70_at_once() -> None:
+def test_waiting_request_gets_70_when_its_session_closes() -> None:
     server = new_server()
     session_id = open_session(server)
-    answers = wait(server, fetch_request([], session_id, 1, min_bytes=1))
-    server.ask(fetch_request([], session_id, -1))
+    responses = wait(server, fetch_request([], session_id, 1, min_bytes=1))
+    server.fetch(fetch_request([], session_id, -1))
     server.run()
-    assert error_of(answers[0]) is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert error_of(responses[0]) is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
 
-def test_a_cancelled_fetch_loses_nothing() -> None:
+def test_cancelled_fetch_loses_no_changes() -> None:
     server = new_server()
     world, session_id = server.world, open_session(server)
     world.append(world.get("t", 0))
@@ -366,13 +372,13 @@ def test_a_cancelled_fetch_loses_nothing() -> None:
     world.append(world.get("t", 1))
     world.commit(world.get("t", 1))
     server.waiting.pop().fetch.cancel()
-    assert set(told(server.ask(fetch_request([], session_id, 2)))) == {0, 1}
-    wait(server, fetch_request([asking(world, "t", 2)], session_epoch=-1, min_bytes=100))
+    assert set(partitions_by_index(server.fetch(fetch_request([], session_id, 2)))) == {0, 1}
+    wait(server, fetch_request([fetch_topic(world, "t", 2)], session_epoch=-1, min_bytes=100))
     server.waiting.pop().fetch.cancel()
     assert len(world.subscriptions) == 4
 
 
-def test_a_waiting_fetch_uses_its_session() -> None:
+def test_waiting_fetch_keeps_session_active() -> None:
     server = new_server()
     server.cache.policy = AdoptedPolicy(1, 1000)
     open_session(server)
@@ -380,25 +386,25 @@ def test_a_waiting_fetch_uses_its_session() -> None:
     wait(server, fetch_request([], session_id, 1, min_bytes=1))
     server.now_ms = 5000
     assert next(server.cache.list(5000)).is_waiting
-    assert server.ask(fetch_request([asking(server.world, "t", 0)])).session_id == 0
+    assert server.fetch(fetch_request([fetch_topic(server.world, "t", 0)])).session_id == 0
     server.expire(server.waiting[0])
     assert next(server.cache.list(5000)).idle_ms == 0
 
 
-def test_another_isolation_level_rack_or_broker_epoch_looks_at_everything_again() -> None:
+def test_changed_read_options_reread_all_partitions() -> None:
     server = new_server()
     session_id = open_session(server)
     for epoch, fields in enumerate(({}, {"isolation_level": 1}, {"isolation_level": 1}, {"replica_epoch": 4}), 1):
         before = server.world.reads
-        server.ask(fetch_request([], session_id, epoch, **fields))  # type: ignore[arg-type]
+        server.fetch(fetch_request([], session_id, epoch, **fields))  # type: ignore[arg-type]
         assert server.world.reads - before == (4 if epoch in (2, 4) else 0)
 
 
-def test_a_broker_that_registered_anew_leaves_no_session_behind() -> None:
+def test_reregistered_broker_loses_sessions_of_older_epochs() -> None:
     server = new_server()
-    topics = [asking(server.world, "t", 0, 1)]
+    topics = [fetch_topic(server.world, "t", 0, 1)]
     for broker, epoch in ((FOLLOWER, 1), (FOLLOWER, 2), (FOLLOWER, 2), (FOLLOWER + 1, 1), (-1, -1)):
-        server.ask(fetch_request(topics, replica_id=broker)._replace(replica_epoch=epoch))
+        server.fetch(fetch_request(topics, replica_id=broker)._replace(replica_epoch=epoch))
     old, *others = [info.session_id for info in server.cache.list(0)]
     waiting = server.cache.begin(fetch_request([], old, 1, replica_id=FOLLOWER)._replace(replica_epoch=1), "", 0)
     server.cache.close_superseded(FOLLOWER, 1)
@@ -410,24 +416,24 @@ def test_a_broker_that_registered_anew_leaves_no_session_behind() -> None:
     assert (len(server.cache), server.cache.partitions, server.cache.metrics.closed) == (4, 8, 1)
 
 
-def test_a_flood_of_one_shot_clients_at_a_node() -> None:
+def test_flood_of_one_shot_clients_keeps_follower_sessions() -> None:
     server = new_server(3)
     server.cache.policy = AdoptedPolicy(500, 1000)
     world = server.world
     followers = {broker: open_session(server, 0, 1, 2, replica_id=broker) for broker in (1, 2, 3)}
-    topics = [asking(world, "t", 0)]
+    topics = [fetch_topic(world, "t", 0)]
     for count in range(50_000):
         if not count % 500:
             server.now_ms += 100
             for broker, session_id in followers.items():
                 epoch = count // 500 + 1
-                assert server.ask(fetch_request([], session_id, epoch, replica_id=broker)).error_code == 0
-        server.ask(fetch_request(topics), f"client-{count}")
+                assert server.fetch(fetch_request([], session_id, epoch, replica_id=broker)).error_code == 0
+        server.fetch(fetch_request(topics), f"client-{count}")
     assert len(server.cache) == 500
     assert {info.replica_id for info in server.cache.list(0) if info.privileged} == {1, 2, 3}
 
 
-# -- whatever comes
+# -- arbitrary requests
 
 _int32 = st.one_of(st.integers(-3, 4), st.sampled_from([1000, 1001, INT_MAX, -INT_MAX - 1]))
 _int64 = st.one_of(_int32, st.sampled_from([(1 << 63) - 1, -(1 << 63)]))
@@ -437,7 +443,9 @@ _topics = st.one_of(
     st.tuples(st.text(max_size=3), st.binary(max_size=17)),
 )
 _partitions = st.builds(FetchPartition, _int32, _int32, _int64, _int32, _int64, _int32)
-_asked = st.builds(lambda topic, many: FetchTopic(topic[0], topic[1], many), _topics, st.lists(_partitions, max_size=4))
+_fetch_topics = st.builds(
+    lambda topic, many: FetchTopic(topic[0], topic[1], many), _topics, st.lists(_partitions, max_size=4)
+)
 _forgotten = st.builds(
     lambda topic, many: ForgottenTopic(topic[0], topic[1], many), _topics, st.lists(_int32, max_size=3)
 )
@@ -450,19 +458,19 @@ _requests = st.builds(
     isolation_level=_int32,
     session_id=st.sampled_from([0, 1000, 1000, 1001, -7]),
     session_epoch=st.sampled_from([-1, 0, 1, 2, INT_MAX, -INT_MAX - 1]),
-    topics=st.lists(_asked, max_size=3),
+    topics=st.lists(_fetch_topics, max_size=3),
     forgotten_topics_data=st.lists(_forgotten, max_size=3),
 )
 
 
 @settings(deadline=None)
 @given(st.lists(_requests, max_size=6))
-def test_whatever_is_asked_is_answered_and_others_lose_nothing(requests: list[FetchRequest]) -> None:
+def test_arbitrary_requests_get_valid_responses_and_keep_other_sessions(requests: list[FetchRequest]) -> None:
     server = new_server()
     world = server.world
     bystander = open_session(server, replica_id=FOLLOWER + 1)
     for request in requests:
-        response = server.ask(request)
+        response = server.fetch(request)
         assert error_of(response).name in (
             "NONE",
             "FETCH_SESSION_ID_NOT_FOUND",
@@ -473,14 +481,14 @@ def test_whatever_is_asked_is_answered_and_others_lose_nothing(requests: list[Fe
     partition = world.get("t", 2)
     world.append(partition)
     request = fetch_request([], bystander, 1, replica_id=FOLLOWER + 1, max_bytes=MORE)
-    assert set(told(server.ask(request))) >= {2}
+    assert set(partitions_by_index(server.fetch(request))) >= {2}
     for info in list(server.cache.list(0)):
-        server.ask(fetch_request([], info.session_id, -1, replica_id=info.replica_id))
+        server.fetch(fetch_request([], info.session_id, -1, replica_id=info.replica_id))
     assert len(server.cache) == server.cache.partitions == len(world.subscriptions) == 0
 
 
-def test_subscriptions_hold_one_few_and_many() -> None:
-    class Told:
+def test_subscriptions_notify_each_watcher_of_a_key_once() -> None:
+    class Watcher:
         def __init__(self) -> None:
             self.count = 0
 
@@ -488,13 +496,13 @@ def test_subscriptions_hold_one_few_and_many() -> None:
             self.count += 1
 
     subscriptions = Subscriptions()
-    watchers = [Told() for _ in range(12)]
+    watchers = [Watcher() for _ in range(12)]
     for count, watcher in enumerate(watchers, 1):
         subscriptions.subscribe(b"t\0\0\0\1", watcher, True)
         subscriptions.subscribe(b"t\0\0\0\1", watcher, True)
         subscriptions.changed(b"t\0\0\0\1", "t", 1)
-        assert sum(one.count for one in watchers) == count * (count + 1) // 2
-    for watcher in [Told(), *watchers[::2], *watchers[1::2]]:
+        assert sum(watcher.count for watcher in watchers) == count * (count + 1) // 2
+    for watcher in [Watcher(), *watchers[::2], *watchers[1::2]]:
         subscriptions.unsubscribe(b"t\0\0\0\1", watcher, True)
         subscriptions.changed(b"t\0\0\0\1", "t", 1)
     assert len(subscriptions) == 0

@@ -1,4 +1,4 @@
-"""Simple members of a group under test: each acts when told to, by what it was answered last."""
+"""Simulated group members. Each call of `act` takes one step that depends on the last response."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ PARTITIONS = {"t": 6}
 SESSION_MS = 10_000
 REBALANCE_MS = 20_000
 
-Told = dict[tuple[int, Partition], str]
-"""(generation, partition) -> who was told to own it then."""
+Assigned = dict[tuple[int, Partition], str]
+"""(generation, partition) -> owner."""
 
 
 class Actor:
-    """One process with one member."""
+    """One process with one group member."""
 
-    def __init__(self, world: World, assignor: Assignor, instance: str | None, told: Told) -> None:
+    def __init__(self, world: World, assignor: Assignor, instance: str | None, assigned: Assigned) -> None:
         self.world = world
         self.assignor = assignor
         self.instance = instance
-        self.told = told
+        self.assigned = assigned
         self.member_id = ""
         self.generation = -1
         self.owned: list[Partition] = []
         self.is_stable = False
-        self.is_over = False
-        """It was fenced, or it left: nobody acts for it but as a zombie."""
+        self.is_terminated = False
+        """Fenced, or left the group. Acts only as a zombie."""
         self._join: int | None = None
         self._sync: int | None = None
         self._members: tuple[GroupMember, ...] = ()
@@ -50,19 +50,19 @@ class Actor:
         return self.assignor.protocol is RebalanceProtocol.COOPERATIVE
 
     def act(self) -> None:
-        """The next thing that a client would do, if it does not wait for an answer."""
-        if self.is_over:
+        """Take the client's next step, unless it waits for a response."""
+        if self.is_terminated:
             return
         if self._join is not None:
-            self._take_join()
+            self._handle_join()
         elif self._sync is not None:
-            self._take_sync()
+            self._handle_sync()
         elif self.is_stable:
-            self._take_code(self.world.beat(self.member_id, self.generation, self.instance))
+            self._handle_code(self.world.heartbeat(self.member_id, self.generation, self.instance))
         else:
-            self._ask_to_join()
+            self._send_join()
 
-    def _ask_to_join(self) -> None:
+    def _send_join(self) -> None:
         if not self.is_cooperative:
             self.owned = []
         generation = self.generation if self.owned else -1
@@ -76,66 +76,66 @@ class Actor:
             rebalance_ms=REBALANCE_MS,
         )
 
-    def _take_join(self) -> None:
+    def _handle_join(self) -> None:
         assert self._join is not None
-        answer: JoinGroupResponse | None = self.world.answers.get(self._join)
-        if answer is None:
+        response: JoinGroupResponse | None = self.world.responses.get(self._join)
+        if response is None:
             return
         self._join = None
-        if answer.error_code == E.MEMBER_ID_REQUIRED:
-            self.member_id = answer.member_id
-        elif answer.error_code:
-            self._take_code(ErrorCode(answer.error_code))
+        if response.error_code == E.MEMBER_ID_REQUIRED:
+            self.member_id = response.member_id
+        elif response.error_code:
+            self._handle_code(ErrorCode(response.error_code))
         else:
-            self.member_id, self.generation = answer.member_id, answer.generation_id
-            given: dict[str, bytes] = {}
-            if answer.leader == answer.member_id and not answer.skip_assignment:
-                given = self._assign(answer)
-            self._sync = self.world.sync(self.member_id, self.generation, given, self.instance)
+            self.member_id, self.generation = response.member_id, response.generation_id
+            assignments: dict[str, bytes] = {}
+            if response.leader == response.member_id and not response.skip_assignment:
+                assignments = self._assign(response)
+            self._sync = self.world.sync(self.member_id, self.generation, assignments, self.instance)
 
-    def _assign(self, answer: JoinGroupResponse) -> dict[str, bytes]:
+    def _assign(self, response: JoinGroupResponse) -> dict[str, bytes]:
         members = [
-            GroupMember(one.member_id, one.group_instance_id, decode_subscription(one.metadata))
-            for one in answer.members
+            GroupMember(member.member_id, member.group_instance_id, decode_subscription(member.metadata))
+            for member in response.members
         ]
-        assigned = self.assignor.assign(PARTITIONS, members)
-        return {name: encode_assignment(Assignment(by_topic(owned))) for name, owned in assigned.items()}
+        assignments = self.assignor.assign(PARTITIONS, members)
+        return {name: encode_assignment(Assignment(by_topic(owned))) for name, owned in assignments.items()}
 
-    def _take_sync(self) -> None:
+    def _handle_sync(self) -> None:
         assert self._sync is not None
-        answer: SyncGroupResponse | None = self.world.answers.get(self._sync)
-        if answer is None:
+        response: SyncGroupResponse | None = self.world.responses.get(self._sync)
+        if response is None:
             return
         self._sync = None
-        if answer.error_code:
-            self._take_code(ErrorCode(answer.error_code))
+        if response.error_code:
+            self._handle_code(ErrorCode(response.error_code))
             return
-        before, self.owned = self.owned, flat(decode_assignment(answer.assignment).assigned_partitions)
-        who = self.instance or self.member_id
+        before, self.owned = self.owned, flat(decode_assignment(response.assignment).assigned_partitions)
+        member = self.instance or self.member_id
         for partition in self.owned:
-            owner = self.told.setdefault((self.generation, partition), who)
-            assert owner == who, f"{partition} belongs to {owner} and {who} in generation {self.generation}"
-        # Who has given something up joins again, so that it can go to somebody else.
+            owner = self.assigned.setdefault((self.generation, partition), member)
+            assert owner == member, f"{partition} belongs to {owner} and {member} in generation {self.generation}"
+        # A cooperative member that revoked partitions rejoins, so that other members can get them.
         self.is_stable = not (self.is_cooperative and set(before) - set(self.owned))
 
-    def _take_code(self, code: ErrorCode) -> None:
+    def _handle_code(self, code: ErrorCode) -> None:
         if code == E.NONE:
             return
         self.is_stable = False
         if code == E.FENCED_INSTANCE_ID:
-            self.is_over = True
+            self.is_terminated = True
         elif code in (E.UNKNOWN_MEMBER_ID, E.ILLEGAL_GENERATION):
             if code == E.UNKNOWN_MEMBER_ID:
                 self.member_id = ""
-            self.generation, self.owned = -1, []  # they are lost
+            self.generation, self.owned = -1, []  # The partitions are lost.
 
     def leave(self) -> None:
         self.world.leave(self.member_id, self.instance)
-        self.is_over = True
+        self.is_terminated = True
         self.owned = []
 
     def is_current(self) -> bool:
-        """Whether the coordinator has this very member in this very generation."""
+        """Return whether the coordinator has this member in its generation."""
         group = self.world.coordinator._state.group(GROUP)
         if group is None or group.generation_id != self.generation:
             return False

@@ -1,4 +1,4 @@
-"""A coordinator under test: a log that commits by itself or when told to, clocks, and members that count requests."""
+"""A group coordinator under test, with a simulated log, manual clock and numbered requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PROTOCOLS = (JoinGroupRequestProtocol("range", encode_subscription(Subscription(
 
 
 class World:
-    """One coordinator; `commits` says whether writes commit at once."""
+    """One coordinator and its log. If `commits` is true, writes commit immediately."""
 
     def __init__(self, settings: Settings = SETTINGS) -> None:
         self.settings = settings
@@ -42,8 +42,8 @@ class World:
         self.commits = True
         self.log: list[tuple[bytes, bytes | None]] = []
         self.waiting: list[Write] = []
-        self.answers: dict[int, Any] = {}
-        self.asked: set[int] = set()
+        self.responses: dict[int, Any] = {}
+        self.request_ids: set[int] = set()
         self._numbers = itertools.count(1)
         self.coordinator = GroupCoordinator(settings, GroupTable())
 
@@ -51,16 +51,16 @@ class World:
     def now(self) -> Instant:
         return Instant(1_700_000_000_000 + self.now_ms, self.now_ms)
 
-    def number(self) -> int:
+    def new_request_id(self) -> int:
         number = next(self._numbers)
-        self.asked.add(number)
+        self.request_ids.add(number)
         return number
 
-    def take(self, decision: Decision) -> None:
+    def apply(self, decision: Decision) -> None:
         for completion in decision.completions:
-            assert completion.request_id in self.asked, "a response to an unknown request"
-            assert completion.request_id not in self.answers, "two responses to one request"
-            self.answers[completion.request_id] = completion.response
+            assert completion.request_id in self.request_ids, "a response to an unknown request"
+            assert completion.request_id not in self.responses, "two responses to one request"
+            self.responses[completion.request_id] = completion.response
         self.waiting.extend(decision.writes)
         if self.commits:
             self.commit_all()
@@ -72,17 +72,17 @@ class World:
     def commit_one(self) -> None:
         write = self.waiting.pop(0)
         self.log.extend(encode_record(record) for record in write.records)
-        self.take(self.coordinator.committed(write.id, self.now))
+        self.apply(self.coordinator.committed(write.id, self.now))
 
     def fail_one(self, code: ErrorCode) -> None:
-        self.take(self.coordinator.failed(self.waiting.pop(0).id, code, self.now))
+        self.apply(self.coordinator.failed(self.waiting.pop(0).id, code, self.now))
 
     def pass_ms(self, ms: int) -> None:
-        """Time goes on from deadline to deadline."""
+        """Advance the clock, from deadline to deadline."""
         end = self.now_ms + ms
         while (due := self.coordinator.next_deadline_ms()) is not None and due <= end:
             self.now_ms = max(self.now_ms, due)
-            self.take(self.coordinator.tick(self.now))
+            self.apply(self.coordinator.tick(self.now))
         self.now_ms = end
 
     def replayed(self) -> GroupTable:
@@ -94,11 +94,11 @@ class World:
         return table
 
     def fail_over(self) -> None:
-        """Another broker reads the log and goes on."""
-        self.take(self.coordinator.unloaded(self.now))
+        """Load the log into a new coordinator."""
+        self.apply(self.coordinator.unloaded(self.now))
         self.waiting.clear()
         self.coordinator = GroupCoordinator(self.settings, self.replayed())
-        self.take(self.coordinator.loaded(self.now))
+        self.apply(self.coordinator.loaded(self.now))
 
     # --- requests --------------------------------------------------------------------------------------------------
 
@@ -114,49 +114,49 @@ class World:
         group: str = GROUP,
         client: Client | None = None,
     ) -> int:
-        """The number of the request."""
+        """Send a JoinGroup request and return its request id."""
         request = JoinGroupRequest(group, session_ms, rebalance_ms, member_id, instance, protocol_type, protocols)
-        number = self.number()
+        number = self.new_request_id()
         client = client or Client("client", "/127.0.0.1")
-        self.take(self.coordinator.join(request, client, f"u{number}", number, self.now))
+        self.apply(self.coordinator.join(request, client, f"u{number}", number, self.now))
         return number
 
-    def join_new(self, **how: Any) -> tuple[str, int]:
-        """A dynamic member's two joins: its id, and the number of the second."""
-        first: JoinGroupResponse = self.answers[self.join(**how)]
+    def join_new(self, **fields: Any) -> tuple[str, int]:
+        """Join a dynamic member and return its member id and the request id of its second join."""
+        first: JoinGroupResponse = self.responses[self.join(**fields)]
         assert first.error_code == ErrorCode.MEMBER_ID_REQUIRED
-        return first.member_id, self.join(first.member_id, **how)
+        return first.member_id, self.join(first.member_id, **fields)
 
-    def joined(self, number: int) -> JoinGroupResponse:
-        answer: JoinGroupResponse = self.answers[number]
-        return answer
+    def join_response(self, number: int) -> JoinGroupResponse:
+        response: JoinGroupResponse = self.responses[number]
+        return response
 
     def sync(
-        self, member_id: str, generation: int, given: dict[str, bytes] | None = None, instance: str | None = None
+        self, member_id: str, generation: int, assigned: dict[str, bytes] | None = None, instance: str | None = None
     ) -> int:
-        assignments = [SyncGroupRequestAssignment(*one) for one in (given or {}).items()]
+        assignments = [SyncGroupRequestAssignment(*item) for item in (assigned or {}).items()]
         request = SyncGroupRequest(GROUP, generation, member_id, instance, None, None, assignments)
-        number = self.number()
-        self.take(self.coordinator.sync(request, number, self.now))
+        number = self.new_request_id()
+        self.apply(self.coordinator.sync(request, number, self.now))
         return number
 
-    def synced(self, number: int) -> SyncGroupResponse:
-        answer: SyncGroupResponse = self.answers[number]
-        return answer
+    def sync_response(self, number: int) -> SyncGroupResponse:
+        response: SyncGroupResponse = self.responses[number]
+        return response
 
-    def beat(self, member_id: str, generation: int, instance: str | None = None) -> ErrorCode:
-        number = self.number()
+    def heartbeat(self, member_id: str, generation: int, instance: str | None = None) -> ErrorCode:
+        number = self.new_request_id()
         request = HeartbeatRequest(GROUP, generation, member_id, instance)
-        self.take(self.coordinator.heartbeat(request, number, self.now))
-        answer: HeartbeatResponse = self.answers[number]
-        return ErrorCode(answer.error_code)
+        self.apply(self.coordinator.heartbeat(request, number, self.now))
+        response: HeartbeatResponse = self.responses[number]
+        return ErrorCode(response.error_code)
 
     def leave(self, member_id: str, instance: str | None = None) -> ErrorCode:
-        number = self.number()
+        number = self.new_request_id()
         request = LeaveGroupRequest(GROUP, members=[MemberIdentity(member_id, instance)])
-        self.take(self.coordinator.leave(request, number, self.now))
-        answer: LeaveGroupResponse = self.answers[number]
-        return ErrorCode(answer.error_code or answer.members[0].error_code)
+        self.apply(self.coordinator.leave(request, number, self.now))
+        response: LeaveGroupResponse = self.responses[number]
+        return ErrorCode(response.error_code or response.members[0].error_code)
 
     def commit(
         self,
@@ -173,31 +173,31 @@ class World:
         place = OffsetCommitRequestPartition(partition, offset, 3, metadata)
         topics = [OffsetCommitRequestTopic(topic, [place])]
         request = OffsetCommitRequest(group, generation, member_id, instance, topics=topics)
-        number = self.number()
-        self.take(self.coordinator.commit(request, number, self.now))
+        number = self.new_request_id()
+        self.apply(self.coordinator.commit(request, number, self.now))
         return number
 
     def commit_code(self, number: int) -> ErrorCode:
-        return ErrorCode(self.answers[number].topics[0].partitions[0].error_code)
+        return ErrorCode(self.responses[number].topics[0].partitions[0].error_code)
 
     def fetch(self, group: str = GROUP) -> dict[tuple[str, int], int]:
-        number = self.number()
-        self.take(self.coordinator.fetch(OffsetFetchRequestGroup(group, topics=None), number))
+        number = self.new_request_id()
+        self.apply(self.coordinator.fetch(OffsetFetchRequestGroup(group, topics=None), number))
         return {
-            (topic.name, one.partition_index): one.committed_offset
-            for topic in self.answers[number].topics
-            for one in topic.partitions
+            (topic.name, partition.partition_index): partition.committed_offset
+            for topic in self.responses[number].topics
+            for partition in topic.partitions
         }
 
     # --- shortcuts -------------------------------------------------------------------------------------------------
 
-    def stable(self, members: int = 2, **how: Any) -> tuple[list[str], int]:
-        """A stable group of new dynamic members, the first of which leads: their ids, and the generation."""
-        joins = [self.join_new(**how) for _ in range(members)]
+    def stable(self, members: int = 2, **fields: Any) -> tuple[list[str], int]:
+        """Form a stable group of new dynamic members led by the first. Return member ids and generation."""
+        joins = [self.join_new(**fields) for _ in range(members)]
         self.pass_ms(3 * self.settings.group_initial_rebalance_delay_ms + 1)
         ids = [member_id for member_id, _ in joins]
-        generation = self.joined(joins[0][1]).generation_id
+        generation = self.join_response(joins[0][1]).generation_id
         syncs = [self.sync(member_id, generation) for member_id in ids[1:]]
-        syncs.append(self.sync(ids[0], generation, {one: one.encode() for one in ids}))
-        assert all(self.synced(one).error_code == 0 for one in syncs)
+        syncs.append(self.sync(ids[0], generation, {member_id: member_id.encode() for member_id in ids}))
+        assert all(self.sync_response(sync).error_code == 0 for sync in syncs)
         return ids, generation

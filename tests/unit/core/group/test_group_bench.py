@@ -1,4 +1,4 @@
-"""What `python -m bench.groups` writes down: it finds what must not be, and takes what may be."""
+"""The ledger of `python -m bench.groups`: it reports violations and accepts permitted behaviour."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kipmesh.core.group.records import (
 )
 
 
-def test_a_run_in_order_has_no_problems() -> None:
+def test_ledger_reports_no_problems_for_ordered_run() -> None:
     ledger = Ledger(2)
     ledger.assigned(1, "a", [0, 1])
     ledger.assigned(2, "a", [0])
@@ -39,7 +39,7 @@ def test_a_run_in_order_has_no_problems() -> None:
     assert ledger.reads == 5
 
 
-def test_two_owners_in_a_generation_are_found() -> None:
+def test_ledger_reports_two_owners_in_a_generation() -> None:
     ledger = Ledger(2)
     ledger.assigned(1, "a", [0])
     ledger.assigned(1, "a", [0])
@@ -48,7 +48,7 @@ def test_two_owners_in_a_generation_are_found() -> None:
     assert ledger.verdicts([]) == ["partition 0, generation 2: b and a own it"]
 
 
-def test_what_is_missing_doubled_or_read_again_without_a_reason_is_found() -> None:
+def test_ledger_reports_missing_duplicate_and_unexplained_repeated_reads() -> None:
     ledger = Ledger(1)
     ledger.read(1, 0, 0, b"0", 1.0)
     ledger.ended(1, [0], End.COMMITTED)
@@ -61,15 +61,15 @@ def test_what_is_missing_doubled_or_read_again_without_a_reason_is_found() -> No
 
 
 @pytest.mark.parametrize("end", [End.LOST, End.UNCOMMITTED])
-def test_who_could_not_commit_is_a_reason(end: End) -> None:
+def test_ledger_accepts_repeated_reads_after_failed_commit(end: End) -> None:
     ledger = Ledger(1)
     ledger.read(1, 0, 0, b"0", 1.0)
     ledger.read(2, 0, 0, b"0", 2.0)
-    ledger.ended(1, [0], end)  # it heard of that later
+    ledger.ended(1, [0], end)  # The end is recorded after the repeated read.
     assert ledger.repeats() == {end: 1}
 
 
-def test_who_reads_on_after_its_loss_is_a_reason_too() -> None:
+def test_ledger_accepts_reads_after_lost_membership() -> None:
     ledger = Ledger(1)
     ledger.read(2, 0, 0, b"0", 1.0)
     ledger.read(1, 0, 0, b"0", 2.0)
@@ -79,7 +79,9 @@ def test_who_reads_on_after_its_loss_is_a_reason_too() -> None:
 
 def generation(number: int, **owned: list[int]) -> Record:
     members = [
-        MemberMetadata(name, assignment=encode_assignment(Assignment(by_topic([("t", one) for one in partitions]))))
+        MemberMetadata(
+            name, assignment=encode_assignment(Assignment(by_topic([("t", partition) for partition in partitions])))
+        )
         for name, partitions in owned.items()
     ]
     return GroupRecord(GroupMetadataKey("g"), GroupMetadataValue("consumer", number, "range", "a", 0, members))
@@ -89,7 +91,7 @@ def offset(partition: int, value: int, topic: str = "t") -> Record:
     return OffsetRecord(OffsetCommitKey("g", topic, partition), OffsetCommitValue(value))
 
 
-def test_the_log_of_a_group() -> None:
+def test_facts_of_log_report_double_assignments_and_regressions() -> None:
     foreign = GroupRecord(GroupMetadataKey("other"), GroupMetadataValue(generation=99))
     fine = [generation(1, a=[0, 1]), offset(0, 5), foreign, generation(2, a=[0], b=[1]), offset(0, 5), generation(3)]
     assert facts_of_log("g", "t", fine) == (3, 2, 2, [])
@@ -101,7 +103,7 @@ def test_the_log_of_a_group() -> None:
     ]
 
 
-def test_the_command_line() -> None:
+def test_group_benchmark_arguments_are_checked() -> None:
     assert groups.arguments([]).members == 50
     assert groups.arguments(["--quick", "--members", "3"]).members == 3
     for wrong in (["--members", "0"], ["--seconds", "10", "--kills", "9"], ["--session", "1"]):

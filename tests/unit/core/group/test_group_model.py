@@ -1,4 +1,4 @@
-"""Members join, leave, die and come back as zombies, writes fail, coordinators move: one owner a partition, always."""
+"""Members join, leave, fail and act as zombies; writes fail; the coordinator moves. Each partition has one owner."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.group.assignors import COOPERATIVE_STICKY, RANGE, ROUND_ROBIN
 from kipmesh.core.group.types import Settings
-from tests.unit.core.group.group_actors import PARTITIONS, Actor, Told
+from tests.unit.core.group.group_actors import PARTITIONS, Actor, Assigned
 from tests.unit.core.group.group_support import World
 
 E = ErrorCode
 ZOMBIE_CODES = {E.UNKNOWN_MEMBER_ID, E.ILLEGAL_GENERATION, E.FENCED_INSTANCE_ID}
 ACTORS_MAX = 7
-SETTLING_GENERATIONS = 6
-"""Once nothing happens any more: one for who died, one for each partition's way, one for a failed write."""
+STABILIZING_GENERATIONS = 6
+"""Generations until a group is stable: for failed members, for each moved partition and for a failed write."""
 
 
 class GroupMachine(RuleBasedStateMachine):
-    """One group."""
+    """One group with simulated members."""
 
     @initialize(assignor=st.sampled_from([RANGE, ROUND_ROBIN, COOPERATIVE_STICKY]))
     def begin(self, assignor: object) -> None:
@@ -29,16 +29,16 @@ class GroupMachine(RuleBasedStateMachine):
         self.assignor = COOPERATIVE_STICKY if assignor is COOPERATIVE_STICKY else assignor
         self.actors: list[Actor] = []
         self.zombies: list[Actor] = []
-        self.told: Told = {}
+        self.assigned: Assigned = {}
         self.offset = 0
         for _ in range(3):
-            self.come(None)
-        self.all_work(4, 1000)
+            self.add_member(None)
+        self.all_progress(4, 1000)
 
     @precondition(lambda self: len(self.actors) < ACTORS_MAX)
     @rule(instance=st.sampled_from([None, None, None, "i0", "i1"]))
-    def come(self, instance: str | None) -> None:
-        self.actors.append(Actor(self.world, self.assignor, instance, self.told))  # type: ignore[arg-type]
+    def add_member(self, instance: str | None) -> None:
+        self.actors.append(Actor(self.world, self.assignor, instance, self.assigned))  # type: ignore[arg-type]
         self.actors[-1].act()
 
     @precondition(lambda self: self.actors)
@@ -54,8 +54,8 @@ class GroupMachine(RuleBasedStateMachine):
             actor.act()
 
     @rule(rounds=st.integers(1, 4), ms=st.sampled_from([10, 1000]))
-    def all_work(self, rounds: int, ms: int) -> None:
-        """For a moment all goes well."""
+    def all_progress(self, rounds: int, ms: int) -> None:
+        """Let all members act and all writes commit."""
         for _ in range(rounds):
             for actor in self.actors:
                 for _ in range(3):
@@ -65,10 +65,10 @@ class GroupMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(actor.generation >= 0 and not actor.is_current() for actor in self.actors))
     @rule(data=st.data())
-    def who_is_late_speaks(self, data: st.DataObject) -> None:
-        """It is in a later generation without knowing, or in none: what it says is refused."""
-        late = [actor for actor in self.actors if actor.generation >= 0 and not actor.is_current()]
-        self._is_refused(data.draw(st.sampled_from(late)))
+    def outdated_member_sends_requests(self, data: st.DataObject) -> None:
+        """Requests of a member with an outdated generation are refused."""
+        outdated = [actor for actor in self.actors if actor.generation >= 0 and not actor.is_current()]
+        self._check_requests_are_refused(data.draw(st.sampled_from(outdated)))
 
     @precondition(lambda self: self.actors)
     @rule(data=st.data())
@@ -84,22 +84,22 @@ class GroupMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.zombies)
     @rule(data=st.data())
-    def zombie_speaks(self, data: st.DataObject) -> None:
-        """Who is not in the present generation gets its typed error, whatever it wants."""
+    def zombie_sends_requests(self, data: st.DataObject) -> None:
+        """Requests of a member outside the current generation get their specific error."""
         zombie = data.draw(st.sampled_from(self.zombies))
         if zombie.is_current() or not zombie.member_id or zombie.generation < 0:
             return
-        self._is_refused(zombie)
+        self._check_requests_are_refused(zombie)
 
-    def _is_refused(self, actor: Actor) -> None:
+    def _check_requests_are_refused(self, actor: Actor) -> None:
         world = self.world
         before = world.fetch()
-        assert world.beat(actor.member_id, actor.generation, actor.instance) in ZOMBIE_CODES
+        assert world.heartbeat(actor.member_id, actor.generation, actor.instance) in ZOMBIE_CODES
         commit = world.commit(10**9, actor.member_id, actor.generation, instance=actor.instance)
-        # A group that is gone altogether says that.
+        # A removed group has its own error.
         assert world.commit_code(commit) in ZOMBIE_CODES | {E.GROUP_ID_NOT_FOUND}
         sync = world.sync(actor.member_id, actor.generation, {actor.member_id: b"mine"}, actor.instance)
-        assert ErrorCode(world.synced(sync).error_code) in ZOMBIE_CODES
+        assert ErrorCode(world.sync_response(sync).error_code) in ZOMBIE_CODES
         assert world.fetch() == before
 
     @precondition(lambda self: self.actors)
@@ -133,7 +133,7 @@ class GroupMachine(RuleBasedStateMachine):
     @rule()
     def write_takes_too_long(self) -> None:
         world, write = self.world, self.world.waiting[0]
-        world.take(world.coordinator.failed(write.id, E.REQUEST_TIMED_OUT, world.now, may_commit=True))
+        world.apply(world.coordinator.failed(write.id, E.REQUEST_TIMED_OUT, world.now, may_commit=True))
 
     @rule(ms=st.sampled_from([1, 100, 1000, 3000, 9000, 25_000]))
     def time_passes(self, ms: int) -> None:
@@ -144,16 +144,16 @@ class GroupMachine(RuleBasedStateMachine):
         self.world.fail_over()
 
     @rule()
-    def settles(self) -> None:
-        """Nothing happens for a while: who lives shares the partitions, after a bounded number of rebalances."""
-        self._settle()
+    def stabilizes(self) -> None:
+        """Without faults, live members share the partitions after a bounded number of rebalances."""
+        self._stabilize()
 
     @invariant()
-    def the_table_is_what_the_log_says(self) -> None:
+    def table_matches_log(self) -> None:
         if hasattr(self, "world"):
             assert self.world.coordinator.table == self.world.replayed()
 
-    def _settle(self) -> None:
+    def _stabilize(self) -> None:
         world = self.world
         world.commit_all()
         generations = set()
@@ -162,7 +162,7 @@ class GroupMachine(RuleBasedStateMachine):
                 for _ in range(3):
                     actor.act()
                     world.commit_all()
-                if actor.is_over:
+                if actor.is_terminated:
                     self.actors.remove(actor)
                     self.zombies.append(actor)
                 generations.add(actor.generation)
@@ -176,16 +176,16 @@ class GroupMachine(RuleBasedStateMachine):
             before = {actor.generation for actor in self.actors}
             for actor in self.actors:
                 actor.act()
-            assert {actor.generation for actor in self.actors} == before, "a settled group stays"
-        assert len(generations) <= SETTLING_GENERATIONS + len(self.actors)
+            assert {actor.generation for actor in self.actors} == before, "a stable group does not rebalance"
+        assert len(generations) <= STABILIZING_GENERATIONS + len(self.actors)
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):
             return
-        self._settle()
+        self._stabilize()
         world = self.world
-        world.take(world.coordinator.unloaded(world.now))
-        assert world.answers.keys() == world.asked, "every request was answered"
+        world.apply(world.coordinator.unloaded(world.now))
+        assert world.responses.keys() == world.request_ids, "every request has a response"
 
 
 GroupMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)

@@ -1,4 +1,4 @@
-"""Offsets: who may commit, what is read, what is deleted and what expires; and groups as a whole."""
+"""Committed offsets: commit, fetch, deletion and expiry; and deleting, describing and listing groups."""
 
 from __future__ import annotations
 
@@ -23,51 +23,51 @@ QUICK = Settings(group_initial_rebalance_delay_ms=0)
 
 
 def delete_offsets(world: World, topic: str, partitions: tuple[int, ...] = (0,)) -> int:
-    topics = [OffsetDeleteRequestTopic(topic, [OffsetDeleteRequestPartition(one) for one in partitions])]
-    number = world.number()
-    world.take(world.coordinator.delete_offsets(OffsetDeleteRequest(GROUP, topics), number, world.now))
+    topics = [OffsetDeleteRequestTopic(topic, [OffsetDeleteRequestPartition(partition) for partition in partitions])]
+    number = world.new_request_id()
+    world.apply(world.coordinator.delete_offsets(OffsetDeleteRequest(GROUP, topics), number, world.now))
     return number
 
 
 def delete_group(world: World, group: str = GROUP) -> int:
-    number = world.number()
-    world.take(world.coordinator.delete_group(group, number, world.now))
+    number = world.new_request_id()
+    world.apply(world.coordinator.delete_group(group, number, world.now))
     return number
 
 
 def expire(world: World) -> None:
-    world.take(world.coordinator.expire_offsets(world.now))
+    world.apply(world.coordinator.expire_offsets(world.now))
     assert world.replayed() == world.coordinator.table
 
 
 def keep_alive(world: World, ids: list[str], generation: int, ms: int) -> None:
     for _ in range(ms // 1_000_000):
-        world.now_ms += 1_000_000  # the coordinator is not told of the time between
-        assert all(world.beat(one, generation) == 0 for one in ids)
+        world.now_ms += 1_000_000  # no tick between the heartbeats
+        assert all(world.heartbeat(member_id, generation) == 0 for member_id in ids)
 
 
 # --- committing and reading ---------------------------------------------------------------------------------------
 
 
-def test_an_offset_is_there_when_it_is_durable() -> None:
+def test_committed_offset_is_visible_when_durable() -> None:
     world = World()
     world.commits = False
     number = world.commit(5, metadata="m")
-    assert number not in world.answers
+    assert number not in world.responses
     assert world.fetch() == {}
     world.commit_all()
     assert world.commit_code(number) == 0
-    wanted = OffsetFetchRequestGroup(GROUP, topics=[OffsetFetchRequestTopics("t", (0, 1))])
-    asked = world.number()
-    world.take(world.coordinator.fetch(wanted, asked))
-    found = world.answers[asked].topics[0].partitions
-    assert [(one.committed_offset, one.committed_leader_epoch, one.metadata) for one in found] == [
+    request = OffsetFetchRequestGroup(GROUP, topics=[OffsetFetchRequestTopics("t", (0, 1))])
+    number = world.new_request_id()
+    world.apply(world.coordinator.fetch(request, number))
+    partitions = world.responses[number].topics[0].partitions
+    assert [(found.committed_offset, found.committed_leader_epoch, found.metadata) for found in partitions] == [
         (5, 3, "m"),
         (-1, -1, ""),
     ]
 
 
-def test_a_commit_that_is_not_written_is_an_error() -> None:
+def test_failed_offset_write_fails_commit() -> None:
     world = World()
     world.commits = False
     number = world.commit(5)
@@ -76,41 +76,41 @@ def test_a_commit_that_is_not_written_is_an_error() -> None:
     assert world.fetch() == {}
 
 
-def test_a_commit_that_takes_too_long_may_still_come_true() -> None:
+def test_timed_out_commit_may_still_take_effect() -> None:
     world = World()
     world.commits = False
     number = world.commit(5)
     write = world.waiting[0]
-    world.take(world.coordinator.failed(write.id, E.REQUEST_TIMED_OUT, world.now, may_commit=True))
+    world.apply(world.coordinator.failed(write.id, E.REQUEST_TIMED_OUT, world.now, may_commit=True))
     assert world.commit_code(number) == E.COORDINATOR_NOT_AVAILABLE
     world.commit_all()
     assert world.fetch() == {("t", 0): 5}
 
 
-def test_members_commit_in_their_generation() -> None:
+def test_commit_requires_current_generation_and_membership() -> None:
     world = World()
     ids, generation = world.stable(2)
     assert world.commit_code(world.commit(1, ids[0], generation)) == 0
     assert world.commit_code(world.commit(2, ids[0], generation - 1)) == E.ILLEGAL_GENERATION
     assert world.commit_code(world.commit(2, ids[0], generation + 1)) == E.ILLEGAL_GENERATION
     assert world.commit_code(world.commit(2, "zombie", generation)) == E.UNKNOWN_MEMBER_ID
-    assert world.commit_code(world.commit(2)) == E.UNKNOWN_MEMBER_ID, "a simple consumer, but the group has members"
+    assert world.commit_code(world.commit(2)) == E.UNKNOWN_MEMBER_ID, "a simple commit to a group with members"
     assert world.commit_code(world.commit(2, ids[0])) == E.ILLEGAL_GENERATION
     assert world.fetch() == {("t", 0): 1}
 
 
-def test_members_commit_before_they_join_again_but_not_between_generations() -> None:
+def test_commit_is_accepted_until_member_rejoins() -> None:
     world = World()
     ids, generation = world.stable(1)
     new_id, number = world.join_new()
     assert world.commit_code(world.commit(1, ids[0], generation)) == 0
     world.join(ids[0])
-    assert world.joined(number).generation_id == generation + 1
+    assert world.join_response(number).generation_id == generation + 1
     assert world.commit_code(world.commit(2, new_id, generation + 1)) == E.REBALANCE_IN_PROGRESS
     assert world.commit_code(world.commit(2, ids[0], generation)) == E.ILLEGAL_GENERATION
 
 
-def test_a_commit_is_as_good_as_a_heartbeat() -> None:
+def test_commit_extends_session_like_heartbeat() -> None:
     world = World()
     ids, generation = world.stable(1)
     for offset in range(5):
@@ -118,92 +118,92 @@ def test_a_commit_is_as_good_as_a_heartbeat() -> None:
         assert world.commit_code(world.commit(offset, ids[0], generation)) == 0
 
 
-def test_who_is_a_member_of_a_group_that_there_is_not() -> None:
+def test_member_commit_to_unknown_or_empty_group_is_refused() -> None:
     world = World()
     assert world.commit_code(world.commit(1, "m", 3)) == E.GROUP_ID_NOT_FOUND
     world.stable(1)
     world.pass_ms(10_001)
     assert world.commit_code(world.commit(1, "m", 3)) == E.UNKNOWN_MEMBER_ID
-    assert world.commit_code(world.commit(1)) == 0, "an empty group takes simple commits"
+    assert world.commit_code(world.commit(1)) == 0, "an empty group accepts simple commits"
 
 
-def test_metadata_has_a_limit_and_others_of_the_request_are_taken() -> None:
+def test_commit_checks_metadata_topic_and_group_sizes() -> None:
     world = World(Settings(offset_metadata_max_bytes=4))
     assert world.commit_code(world.commit(1, metadata="12345")) == E.OFFSET_METADATA_TOO_LARGE
     assert world.commit_code(world.commit(1, metadata="123é")) == E.OFFSET_METADATA_TOO_LARGE
     assert world.commit_code(world.commit(1, metadata="1234")) == 0
     assert world.commit_code(world.commit(1, topic="x" * 10_000)) == E.INVALID_TOPIC_EXCEPTION
     assert world.commit_code(world.commit(1, group="x" * 10_000)) == E.INVALID_GROUP_ID
-    number = world.number()
-    world.take(world.coordinator.commit(OffsetCommitRequest(GROUP), number, world.now))
-    assert world.answers[number].topics == []
+    number = world.new_request_id()
+    world.apply(world.coordinator.commit(OffsetCommitRequest(GROUP), number, world.now))
+    assert world.responses[number].topics == []
 
 
-def test_offsets_survive_the_coordinator() -> None:
+def test_offsets_survive_coordinator_failover() -> None:
     world = World()
     ids, generation = world.stable(2)
     world.commit(7, ids[0], generation)
     world.fail_over()
     assert world.fetch() == {("t", 0): 7}
-    assert world.beat(ids[1], generation) == 0
+    assert world.heartbeat(ids[1], generation) == 0
     assert world.commit_code(world.commit(8, ids[0], generation)) == 0
     world.pass_ms(10_001)
-    assert world.coordinator.describe(GROUP).group_state == "Empty", "sessions began anew, and are over"
+    assert world.coordinator.describe(GROUP).group_state == "Empty", "sessions restarted at the failover and expired"
 
 
-def test_who_waits_when_the_coordinator_ends_is_told() -> None:
+def test_unloading_completes_pending_requests_with_not_coordinator() -> None:
     world = World()
     world.commits = False
     commit = world.commit(1)
     deletion = delete_group(world)
     member_id, join = world.join_new()
-    world.take(world.coordinator.unloaded(world.now))
+    world.apply(world.coordinator.unloaded(world.now))
     assert world.commit_code(commit) == E.NOT_COORDINATOR
-    assert world.answers[deletion].error_code == E.NOT_COORDINATOR
-    assert world.joined(join).error_code == E.NOT_COORDINATOR
-    assert world.beat(member_id, 0) == E.NOT_COORDINATOR
-    assert world.joined(world.join()).error_code == E.NOT_COORDINATOR
-    assert world.synced(world.sync(member_id, 1)).error_code == E.NOT_COORDINATOR
+    assert world.responses[deletion].error_code == E.NOT_COORDINATOR
+    assert world.join_response(join).error_code == E.NOT_COORDINATOR
+    assert world.heartbeat(member_id, 0) == E.NOT_COORDINATOR
+    assert world.join_response(world.join()).error_code == E.NOT_COORDINATOR
+    assert world.sync_response(world.sync(member_id, 1)).error_code == E.NOT_COORDINATOR
     assert world.leave(member_id) == E.NOT_COORDINATOR
-    assert world.answers.keys() == world.asked
+    assert world.responses.keys() == world.request_ids
 
 
 # --- deleting ----------------------------------------------------------------------------------------------------
 
 
-def test_offsets_of_topics_that_nobody_reads_are_deleted() -> None:
+def test_only_offsets_of_unsubscribed_topics_can_be_deleted() -> None:
     world = World()
     ids, generation = world.stable(1)
     for topic in ("t", "u"):
         world.commit(5, ids[0], generation, topic=topic)
-    assert world.answers[delete_offsets(world, "t")].topics[0].partitions[0].error_code == E.GROUP_SUBSCRIBED_TO_TOPIC
-    assert world.answers[delete_offsets(world, "u", (0, 1))].topics[0].partitions[1].error_code == 0
+    assert world.responses[delete_offsets(world, "t")].topics[0].partitions[0].error_code == E.GROUP_SUBSCRIBED_TO_TOPIC
+    assert world.responses[delete_offsets(world, "u", (0, 1))].topics[0].partitions[1].error_code == 0
     assert world.fetch() == {("t", 0): 5}
     world.pass_ms(10_001)
     delete_offsets(world, "t")
     assert world.fetch() == {}
 
 
-def test_offsets_of_other_kinds_of_groups_and_of_none() -> None:
+def test_deleting_offsets_of_unknown_or_active_connect_group_is_refused() -> None:
     world = World()
-    assert world.answers[delete_offsets(world, "t")].error_code == E.GROUP_ID_NOT_FOUND
+    assert world.responses[delete_offsets(world, "t")].error_code == E.GROUP_ID_NOT_FOUND
     world.stable(1, protocol_type="connect")
-    assert world.answers[delete_offsets(world, "t")].error_code == E.NON_EMPTY_GROUP
+    assert world.responses[delete_offsets(world, "t")].error_code == E.NON_EMPTY_GROUP
 
 
-def test_empty_groups_are_deleted_with_their_offsets() -> None:
+def test_empty_group_is_deleted_with_its_offsets() -> None:
     world = World(QUICK)
     ids, generation = world.stable(1)
     world.commit(5, ids[0], generation)
-    assert world.answers[delete_group(world)].error_code == E.NON_EMPTY_GROUP
+    assert world.responses[delete_group(world)].error_code == E.NON_EMPTY_GROUP
     world.leave(ids[0])
-    assert world.answers[delete_group(world)].error_code == 0
+    assert world.responses[delete_group(world)].error_code == 0
     assert world.replayed().group_ids() == []
     assert world.coordinator.list_groups() == []
-    assert world.answers[delete_group(world)].error_code == E.GROUP_ID_NOT_FOUND
+    assert world.responses[delete_group(world)].error_code == E.GROUP_ID_NOT_FOUND
 
 
-def test_a_group_is_deleted_with_the_offsets_that_are_on_their_way() -> None:
+def test_group_deletion_covers_uncommitted_offset_writes() -> None:
     world = World()
     world.commit(1)
     world.commits = False
@@ -211,42 +211,42 @@ def test_a_group_is_deleted_with_the_offsets_that_are_on_their_way() -> None:
     deletion = delete_group(world)
     world.commit_one()
     assert world.waiting
-    assert deletion not in world.answers
+    assert deletion not in world.responses
     joining = world.join()
     late = world.commit(3, partition=2)
-    assert not {joining, late} & set(world.answers), "they wait for what becomes of the group"
+    assert not {joining, late} & set(world.responses), "requests wait for the deletion"
     world.commit_all()
-    assert world.answers[deletion].error_code == 0
-    assert world.joined(joining).error_code == E.MEMBER_ID_REQUIRED
+    assert world.responses[deletion].error_code == 0
+    assert world.join_response(joining).error_code == E.MEMBER_ID_REQUIRED
     assert world.commit_code(late) == 0
     assert world.fetch() == {("t", 2): 3}
     assert world.replayed() == world.coordinator.table
 
 
-def test_a_deletion_that_is_not_written_leaves_the_group() -> None:
+def test_failed_deletion_write_keeps_group() -> None:
     world = World()
     world.commit(1)
     world.commits = False
     deletion = delete_group(world)
     world.fail_one(E.NOT_ENOUGH_REPLICAS)
-    assert world.answers[deletion].error_code == E.COORDINATOR_NOT_AVAILABLE
+    assert world.responses[deletion].error_code == E.COORDINATOR_NOT_AVAILABLE
     assert world.fetch() == {("t", 0): 1}
 
 
-def test_the_offsets_of_deleted_topics_go() -> None:
+def test_offsets_of_deleted_topics_are_removed() -> None:
     world = World()
     ids, generation = world.stable(1)
     for topic in ("t", "u"):
         for partition in range(3):
             world.commit(5, ids[0], generation, topic=topic, partition=partition)
-    world.take(world.coordinator.topics_deleted(["t", "x"], world.now))
+    world.apply(world.coordinator.topics_deleted(["t", "x"], world.now))
     assert set(world.fetch()) == {("u", 0), ("u", 1), ("u", 2)}
 
 
 # --- expiry --------------------------------------------------------------------------------------------------------
 
 
-def test_offsets_of_a_simple_group_expire_after_their_commit() -> None:
+def test_offsets_of_simple_group_expire_after_commit_time() -> None:
     world = World()
     world.commit(1)
     world.now_ms += 3 * DAY_MS
@@ -266,12 +266,12 @@ def test_offsets_of_a_simple_group_expire_after_their_commit() -> None:
 
 
 @pytest.mark.parametrize("fails_over", [False, True])
-def test_offsets_of_an_empty_group_expire_after_it_became_empty(fails_over: bool) -> None:
+def test_offsets_of_empty_group_expire_after_it_became_empty(fails_over: bool) -> None:
     world = World(QUICK)
     ids, generation = world.stable(1)
     world.commit(1, ids[0], generation)
     world.now_ms += 8 * DAY_MS
-    assert world.beat(ids[0], generation) == 0
+    assert world.heartbeat(ids[0], generation) == 0
     world.leave(ids[0])
     if fails_over:
         world.fail_over()
@@ -284,7 +284,7 @@ def test_offsets_of_an_empty_group_expire_after_it_became_empty(fails_over: bool
     assert world.coordinator.list_groups() == []
 
 
-def test_offsets_of_topics_that_a_stable_group_reads_do_not_expire() -> None:
+def test_offsets_of_subscribed_topics_do_not_expire() -> None:
     world = World(QUICK)
     ids, generation = world.stable(1, session_ms=1_800_000)
     for topic in ("t", "other"):
@@ -297,20 +297,20 @@ def test_offsets_of_topics_that_a_stable_group_reads_do_not_expire() -> None:
     assert world.fetch() == {("t", 0): 1}
 
 
-def test_nothing_expires_while_a_group_rebalances_or_speaks_another_protocol() -> None:
+def test_offsets_of_rebalancing_or_non_consumer_groups_do_not_expire() -> None:
     for kind in ("consumer", "connect"):
         world = World(QUICK)
         ids, generation = world.stable(1, protocol_type=kind, session_ms=1_800_000)
         world.commit(1, ids[0], generation, topic="other")
         world.now_ms += 8 * DAY_MS
-        world.beat(ids[0], generation)
+        world.heartbeat(ids[0], generation)
         if kind == "consumer":
             world.join_new()
         expire(world)
         assert world.fetch() == {("other", 0): 1}
 
 
-def test_an_empty_group_without_offsets_goes_at_the_next_look() -> None:
+def test_empty_group_without_offsets_is_removed_by_expiry_check() -> None:
     world = World(QUICK)
     ids, _ = world.stable(1)
     world.leave(ids[0])
@@ -321,21 +321,23 @@ def test_an_empty_group_without_offsets_goes_at_the_next_look() -> None:
 # --- describing ----------------------------------------------------------------------------------------------------
 
 
-def test_describe_and_list() -> None:
+def test_groups_are_described_and_listed_by_state_and_type() -> None:
     world = World()
     assert world.coordinator.describe(GROUP).group_state == "Dead"
     world.commit(1, group="simple")
     ids, _ = world.stable(2)
     group = world.coordinator.describe(GROUP)
     assert (group.group_state, group.protocol_type, group.protocol_data) == ("Stable", "consumer", "range")
-    assert [(one.member_id, one.client_id, one.client_host, one.member_assignment) for one in group.members] == [
-        (one, "client", "/127.0.0.1", one.encode()) for one in ids
+    members = [
+        (member.member_id, member.client_id, member.client_host, member.member_assignment) for member in group.members
     ]
+    assert members == [(member_id, "client", "/127.0.0.1", member_id.encode()) for member_id in ids]
     listed = {
-        one.group_id: (one.protocol_type, one.group_state, one.group_type) for one in world.coordinator.list_groups()
+        listing.group_id: (listing.protocol_type, listing.group_state, listing.group_type)
+        for listing in world.coordinator.list_groups()
     }
     assert listed == {GROUP: ("consumer", "Stable", "classic"), "simple": ("", "Empty", "classic")}
-    assert [one.group_id for one in world.coordinator.list_groups(["STABLE"])] == [GROUP]
+    assert [listing.group_id for listing in world.coordinator.list_groups(["STABLE"])] == [GROUP]
     assert world.coordinator.list_groups((), ["consumer"]) == []
     assert len(world.coordinator.list_groups((), ["Classic"])) == 2
     world.join_new()

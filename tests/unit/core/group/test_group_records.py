@@ -1,4 +1,4 @@
-"""The records of `__consumer_offsets` and the consumers' protocol are Kafka's, byte for byte."""
+"""Records of `__consumer_offsets` and the consumer protocol match Kafka's bytes."""
 
 from __future__ import annotations
 
@@ -52,21 +52,21 @@ RECORDS: st.SearchStrategy[Record] = st.one_of(
 LISTS = st.lists(st.builds(TopicPartitionList, TEXT, st.lists(INT32, max_size=3).map(tuple)), max_size=3).map(tuple)
 
 
-def test_an_offset_as_kafka_writes_it() -> None:
+def test_offset_commit_record_matches_kafka_bytes() -> None:
     record = OffsetRecord(OffsetCommitKey("grp", "tpc", 7), OffsetCommitValue(42, 5, "m", 1000))
     key, value = encode_record(record)
     assert key == b"\0\x01" + b"\0\x03grp" + b"\0\x03tpc" + b"\0\0\0\x07"
     assert value == b"\0\x03" + (42).to_bytes(8, "big") + b"\0\0\0\x05" + b"\0\x01m" + (1000).to_bytes(8, "big")
 
 
-def test_an_offset_with_its_own_expiry_as_kafka_writes_it() -> None:
+def test_offset_commit_record_with_expire_timestamp_matches_kafka_bytes() -> None:
     value = encode_record(OffsetRecord(OffsetCommitKey("g", "t", 0), OffsetCommitValue(42, -1, "", 1000, 2000)))[1]
     assert value == b"\0\x01" + b"".join(
         ((42).to_bytes(8, "big"), b"\0\0", (1000).to_bytes(8, "big"), (2000).to_bytes(8, "big"))
     )
 
 
-def test_a_group_as_kafka_writes_it() -> None:
+def test_group_metadata_record_matches_kafka_bytes() -> None:
     member = MemberMetadata("m", None, "c", "/h", 60, 10, b"sub", b"as")
     record = GroupRecord(GroupMetadataKey("grp"), GroupMetadataValue("consumer", 3, "range", "m", 9, (member,)))
     key, value = encode_record(record)
@@ -81,29 +81,29 @@ def test_a_group_as_kafka_writes_it() -> None:
     )
 
 
-def test_newer_versions_with_tagged_fields_are_read() -> None:
+def test_newer_record_versions_with_tagged_fields_are_decoded() -> None:
     value = b"\0\x04" + (42).to_bytes(8, "big") + b"\0\0\0\x05" + b"\x02m" + (7).to_bytes(8, "big") + b"\x01\x09\x01x"
     key = encode_record(OffsetRecord(OffsetCommitKey("g", "t", 0), None))[0]
     assert decode_record(key, value) == OffsetRecord(OffsetCommitKey("g", "t", 0), OffsetCommitValue(42, 5, "m", 7))
 
 
-def test_older_versions_are_read() -> None:
+def test_older_record_versions_are_decoded() -> None:
     key = b"\0\0" + b"\0\x01g\0\x01t\0\0\0\0"
     value = b"\0\0" + (42).to_bytes(8, "big") + b"\0\x01m" + (7).to_bytes(8, "big")
     assert decode_record(key, value) == OffsetRecord(OffsetCommitKey("g", "t", 0), OffsetCommitValue(42, -1, "m", 7))
 
 
-def test_records_of_other_kinds_of_groups_are_skipped() -> None:
+def test_records_of_other_group_types_are_skipped() -> None:
     assert decode_record(b"\0\x03\0\x01g", b"whatever") is None
 
 
 @given(RECORDS)
-def test_what_is_written_is_read(record: Record) -> None:
+def test_encoded_record_decodes_to_itself(record: Record) -> None:
     assert decode_record(*encode_record(record)) == record
 
 
 @given(RECORDS, st.data())
-def test_damaged_records_raise_nothing_else(record: Record, data: st.DataObject) -> None:
+def test_damaged_record_raises_only_corrupt_record_error(record: Record, data: st.DataObject) -> None:
     key, value = encode_record(record)
     damaged = bytearray(key if value is None or data.draw(st.booleans()) else value)
     for _ in range(data.draw(st.integers(1, 3))):
@@ -115,7 +115,7 @@ def test_damaged_records_raise_nothing_else(record: Record, data: st.DataObject)
             decode_record(*pair)
 
 
-def test_a_record_without_a_key_is_corrupt() -> None:
+def test_record_without_key_or_with_unknown_version_is_corrupt() -> None:
     with pytest.raises(CorruptRecordError):
         decode_record(None, b"")
     with pytest.raises(CorruptRecordError):
@@ -133,7 +133,7 @@ def test_a_record_without_a_key_is_corrupt() -> None:
         st.none() | TEXT,
     ),
 )
-def test_subscriptions(version: int, subscription: Subscription) -> None:
+def test_subscription_versions_keep_their_fields(version: int, subscription: Subscription) -> None:
     read = consumer_protocol.decode_subscription(consumer_protocol.encode_subscription(subscription, version))
     expected = subscription
     if version < 3:
@@ -148,12 +148,14 @@ def test_subscriptions(version: int, subscription: Subscription) -> None:
 
 
 @given(st.integers(0, 3), LISTS, st.none() | st.binary(max_size=4))
-def test_assignments(version: int, lists: tuple[TopicPartitionList, ...], user_data: bytes | None) -> None:
+def test_assignment_versions_round_trip(
+    version: int, lists: tuple[TopicPartitionList, ...], user_data: bytes | None
+) -> None:
     assignment = Assignment(lists, user_data)
     assert consumer_protocol.decode_assignment(consumer_protocol.encode_assignment(assignment, version)) == assignment
 
 
-def test_the_consumers_protocol_as_kafka_writes_it() -> None:
+def test_consumer_protocol_matches_kafka_bytes() -> None:
     subscription = Subscription(("a",), None, (TopicPartitionList("a", (0, 2)),), 4, "r")
     assert consumer_protocol.encode_subscription(subscription) == b"".join(
         (
@@ -172,7 +174,7 @@ def test_the_consumers_protocol_as_kafka_writes_it() -> None:
 
 
 @given(st.lists(RECORDS, max_size=20))
-def test_a_table_is_what_the_last_records_say(records: list[Record]) -> None:
+def test_group_table_holds_last_value_of_each_key(records: list[Record]) -> None:
     table = GroupTable()
     last = {}
     for record in records:
