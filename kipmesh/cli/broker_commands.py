@@ -185,7 +185,7 @@ async def _drain(
             f"replicas of broker {broker_id}",
             lambda _, one: broker_id in one.removing_replicas,
             lambda on_moved: admin.drain_broker(
-                broker_id, wait=wait, on_progress=lambda said: on_moved(said.total - said.left, said.total)
+                broker_id, wait=wait, on_progress=lambda now: on_moved(now.total - now.left, now.total)
             ),
             deadline,
         )

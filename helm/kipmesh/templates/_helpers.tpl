@@ -344,9 +344,9 @@ exec:
       tls = ssl.create_default_context(cafile="{{ $tls }}/ca.crt")
       tls.check_hostname = False
       tls.load_cert_chain("{{ $tls }}/tls.crt", "{{ $tls }}/tls.key")
-      asked = http.client.HTTPSConnection("127.0.0.1", {{ .root.Values.ports.api }}, timeout={{ .probe.timeoutSeconds }}, context=tls)
-      asked.request("GET", "{{ .path }}")
-      raise SystemExit(0 if asked.getresponse().status == 200 else 1)
+      probe = http.client.HTTPSConnection("127.0.0.1", {{ .root.Values.ports.api }}, timeout={{ .probe.timeoutSeconds }}, context=tls)
+      probe.request("GET", "{{ .path }}")
+      raise SystemExit(0 if probe.getresponse().status == 200 else 1)
 {{ toYaml .probe }}
 {{- end -}}
 
