@@ -140,7 +140,7 @@ class PartitionMetadata(NamedTuple):
     error_code: int = 0
     preferred_read_replica: int = -1
     last_known_elr: Sequence[int] = ()
-    """The last known eligible leader replicas (REP-05)."""
+    """Members of the last ISR that had a leader. Empty if the ISR still lists them."""
 
     @property
     def waits_for(self) -> tuple[int, ...]:

@@ -115,7 +115,7 @@ class Chunk:
 
     @property
     def decodes_slowly(self) -> bool:
-        """Whether the next batch should be decoded on a thread (LIM-03)."""
+        """Whether the next batch should be decoded on a thread."""
         if self._records or self.exhausted:
             return False
         header = self.batches[self._index][1]

@@ -132,9 +132,9 @@ class StartFromSnapshot(NamedTuple):
 
 
 class StartRefused(NamedTuple):
-    """Do not start. `message` is one line for the operator."""
+    """Do not start. `problem` is what is wrong; the caller adds the remediation."""
 
-    message: str
+    problem: str
 
 
 class StartByFetching(NamedTuple):
@@ -163,10 +163,7 @@ def start(valid: SnapshotId | None, corrupt: Sequence[SnapshotId], log: LogExten
     problem = f"the metadata log starts at offset {log.start_offset} and no valid snapshot ends there or later"
     if corrupt:
         problem += f" (set aside as corrupt: {', '.join(file_name(each) for each in corrupt)})"
-    return StartRefused(
-        f"{problem}; this voter may have the only copy of committed records. If the other voters are a majority and "
-        "are running, move its metadata directory away and restart it: it then fetches everything from the leader"
-    )
+    return StartRefused(problem)
 
 
 def _replaces_log_end(valid: SnapshotId, log: LogExtent) -> bool:

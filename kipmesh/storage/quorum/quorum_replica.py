@@ -135,8 +135,8 @@ class QuorumReplica:
         extent = retention.LogExtent(log.log_start_offset, log.log_end_offset, log.latest_epoch)
         start, _ = self.store.recover(extent, is_voter=is_voter)
         match start:
-            case retention.StartRefused(message):
-                raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{log.dir}: {message}")
+            case retention.StartRefused(problem):
+                raise _refusal(f"{log.dir}: {problem}")
             case retention.StartByFetching():
                 _LOG.warning("no valid snapshot, emptying the log log=%s log_start=%d", log.dir, extent.start_offset)
                 self._reset_log(0)

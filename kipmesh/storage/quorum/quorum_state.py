@@ -22,8 +22,8 @@ from kipmesh.storage.fs import FileSystem, write_atomic
 QUORUM_STATE = "quorum-state"
 
 REMEDIATION = (
-    "this node does not start, because other voters may rely on its state; if a majority of the other voters "
-    "is running, move its metadata directory away and restart it: it then fetches everything from the leader"
+    "this node does not start, because it may have the only copy of committed records; if a majority of the voters is "
+    "running without it, move its metadata directory away and restart it: it then fetches everything from the leader"
 )
 
 _SIZE_MAX = 1 << 16

@@ -316,6 +316,5 @@ def test_what_to_start_from(
         return
     assert observed == StartByFetching()
     assert isinstance(decided, StartRefused)
-    assert "\n" not in decided.message
-    assert "00000000000000000070-0000000003.checkpoint" in decided.message
-    assert "move its metadata directory away" in decided.message
+    assert "\n" not in decided.problem
+    assert "00000000000000000070-0000000003.checkpoint" in decided.problem
