@@ -127,22 +127,19 @@ class Screen:
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
         """Run a step. With `total` it has a progress bar; the yielded function sets the completed amount."""
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            ProgressColumn,
-            SpinnerColumn,
-            TextColumn,
-            TimeElapsedColumn,
-        )
+        from rich import progress as bars
 
         begin = time.monotonic()
-        columns: list[ProgressColumn] = [SpinnerColumn(finished_text=" "), TextColumn("{task.description:<30}")]
+        columns: list[bars.ProgressColumn] = [
+            bars.SpinnerColumn(finished_text=" "),
+            bars.TextColumn("{task.description:<30}"),
+        ]
         if total is not None:
-            columns += [BarColumn(bar_width=30), MofNCompleteColumn()]
+            columns += [bars.BarColumn(bar_width=30), bars.MofNCompleteColumn()]
         hidden = not self._console.is_terminal
-        with Progress(*columns, TimeElapsedColumn(), console=self._console, transient=True, disable=hidden) as progress:
+        with bars.Progress(
+            *columns, bars.TimeElapsedColumn(), console=self._console, transient=True, disable=hidden
+        ) as progress:
             task = progress.add_task(name, total=total)
             yield lambda done: progress.update(task, completed=done)
         seconds = time.monotonic() - begin

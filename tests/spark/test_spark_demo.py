@@ -87,7 +87,7 @@ def test_a_killed_follower_does_not_stop_it(tmp_path: Path) -> None:
         finally:
             demo.terminate()
             demo.wait(60)
-    assert "follower-1 is gone; starting it again" in (tmp_path / "log").read_text()
+    assert "follower-1 has ended; restarting it" in (tmp_path / "log").read_text()
     summary = json.loads((tmp_path / "out").read_text())
     assert summary["passed"]
     assert all(len(partition["replicas"]) == 3 and partition["identical"] for partition in summary["partitions"])
@@ -105,5 +105,5 @@ def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
     finally:
         first.terminate()
         assert first.wait(120) in (143, -signal.SIGTERM)
-    assert "interrupted; what it started is stopped" in (tmp_path / "said").read_text()
+    assert "interrupted, cluster and Spark are stopped" in (tmp_path / "said").read_text()
     assert processes_in(folder) == []

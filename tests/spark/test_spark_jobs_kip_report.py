@@ -186,7 +186,7 @@ def _utc_ms(naive: Any) -> int:
 def test_a_topic_without_a_trace_is_one_clear_line(
     spark: SparkSession, mesh: LocalCluster, new_topic: Callable[..., str], send: Callable[..., None], tmp_path: Path
 ) -> None:
-    with pytest.raises(JobError, match=r"no entries of a trace: set mesh\.trace\.sample"):
+    with pytest.raises(JobError, match=r"no trace entries; set mesh\.trace\.sample"):
         run(job_run(spark, tmp_path / "a"), Options(mesh.bootstrap, new_topic()))
     topic = new_topic()
     send(topic, 3)
