@@ -1,4 +1,4 @@
-"""A Docker engine for tests: the methods of `docker.APIClient` that experiments call, and no containers."""
+"""A fake Docker engine: the methods of `docker.APIClient` that experiments call, with state instead of containers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NETWORK = "network-1"
 
 @dataclass(slots=True)
 class FakeContainer:
-    """One container of a project of docker-compose."""
+    """One container of a Docker Compose project."""
 
     service: str
     project: str = "mesh"
@@ -27,7 +27,7 @@ class FakeContainer:
     exit_code: int = 0
     exit_code_on_stop: int = 0
     health: list[str] = field(default_factory=lambda: ["healthy"])
-    """What it says of its health when it is asked; the last one stays."""
+    """Health of successive inspections. The last value is repeated."""
     networks: dict[str, list[str]] = field(default_factory=lambda: {NETWORK: ["alias-of-docker"]})
     files: dict[str, bytes] = field(default_factory=dict)
 
@@ -35,7 +35,7 @@ class FakeContainer:
     def id(self) -> str:
         return f"id-of-{self.service}"
 
-    def about(self) -> dict[str, Any]:
+    def inspection(self) -> dict[str, Any]:
         health = self.health.pop(0) if len(self.health) > 1 else self.health[0]
         networks = {name: {"NetworkID": name, "Aliases": aliases} for name, aliases in self.networks.items()}
         state: dict[str, Any] = {
@@ -57,13 +57,13 @@ class FakeContainer:
 
 
 class FakeEngine:
-    """`members` are its containers by id; `asked` is what it was told to do."""
+    """Engine with `members`, its containers by id. `calls` records the calls that change them."""
 
     def __init__(self) -> None:
         self.members: dict[str, FakeContainer] = {}
-        self.asked: list[str] = []
-        self.refuses: dict[str, str] = {}
-        """What the engine says, by `METHOD` and `METHOD SUBJECT`."""
+        self.calls: list[str] = []
+        self.errors: dict[str, str] = {}
+        """Error explanations by `METHOD` and `METHOD SUBJECT`."""
 
     def add(self, container: FakeContainer) -> FakeContainer:
         self.members[container.id] = container
@@ -71,63 +71,63 @@ class FakeEngine:
 
     def containers(self, *, all: bool, filters: dict[str, list[str]]) -> list[dict[str, Any]]:  # noqa: A002
         (wanted,) = filters["label"]
-        assert all, "those that do not run are nodes as well"
-        found = []
-        for one in self.members.values():
-            labels = {"com.docker.compose.project": one.project, "com.docker.compose.service": one.service}
+        assert all, "stopped containers are nodes, too"
+        matches = []
+        for container in self.members.values():
+            labels = {"com.docker.compose.project": container.project, "com.docker.compose.service": container.service}
             if wanted in [f"{key}={value}" for key, value in labels.items()]:
-                found.append({"Id": one.id, "Labels": labels})
-        return found
+                matches.append({"Id": container.id, "Labels": labels})
+        return matches
 
     def inspect_container(self, container: str) -> dict[str, Any]:
-        self._may_refuse("inspect", container)
-        return self.members[container].about()
+        self._raise_error("inspect", container)
+        return self.members[container].inspection()
 
     def get_archive(self, container: str, path: str) -> tuple[Iterator[bytes], dict[str, Any]]:
         stream = io.BytesIO()
         with tarfile.open(fileobj=stream, mode="w") as archive:
             for name, content in self.members[container].files.items():
-                about = tarfile.TarInfo(f"{Path(path).name}/{name}")
-                about.size = len(content)
-                archive.addfile(about, io.BytesIO(content))
+                entry = tarfile.TarInfo(f"{Path(path).name}/{name}")
+                entry.size = len(content)
+                archive.addfile(entry, io.BytesIO(content))
         data = stream.getvalue()
-        return (data[place : place + 1000] for place in range(0, len(data), 1000)), {}
+        return (data[start : start + 1000] for start in range(0, len(data), 1000)), {}
 
     def kill(self, container: str) -> None:
-        one = self._asked("kill", container)
-        one.running, one.exit_code = False, 137
+        container_state = self._record_call("kill", container)
+        container_state.running, container_state.exit_code = False, 137
 
     def stop(self, container: str, *, timeout: int) -> None:
-        one = self._asked("stop", container, f" t={timeout}")
-        one.running, one.exit_code = False, one.exit_code_on_stop
+        container_state = self._record_call("stop", container, f" t={timeout}")
+        container_state.running, container_state.exit_code = False, container_state.exit_code_on_stop
 
     def start(self, container: str) -> None:
-        one = self._asked("start", container)
-        one.running, one.exit_code = True, 0
+        container_state = self._record_call("start", container)
+        container_state.running, container_state.exit_code = True, 0
 
     def pause(self, container: str) -> None:
-        self._asked("pause", container).paused = True
+        self._record_call("pause", container).paused = True
 
     def unpause(self, container: str) -> None:
-        self._asked("unpause", container).paused = False
+        self._record_call("unpause", container).paused = False
 
     def disconnect_container_from_network(self, container: str, net_id: str, *, force: bool) -> None:
         assert force
-        self._may_refuse("disconnect", net_id)
-        self.asked.append(f"disconnect {net_id}")
+        self._raise_error("disconnect", net_id)
+        self.calls.append(f"disconnect {net_id}")
         del self.members[container].networks[net_id]
 
     def connect_container_to_network(self, container: str, net_id: str, *, aliases: list[str]) -> None:
-        self._may_refuse("connect", net_id)
-        self.asked.append(f"connect {net_id}")
+        self._raise_error("connect", net_id)
+        self.calls.append(f"connect {net_id}")
         self.members[container].networks[net_id] = aliases
 
-    def _asked(self, what: str, container: str, how: str = "") -> FakeContainer:
-        self._may_refuse(what, container)
-        self.asked.append(f"{what} {container.removeprefix('id-of-')}{how}")
+    def _record_call(self, method: str, container: str, arguments: str = "") -> FakeContainer:
+        self._raise_error(method, container)
+        self.calls.append(f"{method} {container.removeprefix('id-of-')}{arguments}")
         return self.members[container]
 
-    def _may_refuse(self, what: str, subject: str) -> None:
-        for key in (what, f"{what} {subject}"):
-            if key in self.refuses:
-                raise APIError(f"500 Server Error for {key}", explanation=self.refuses[key])
+    def _raise_error(self, method: str, subject: str) -> None:
+        for key in (method, f"{method} {subject}"):
+            if key in self.errors:
+                raise APIError(f"500 Server Error for {key}", explanation=self.errors[key])

@@ -1,4 +1,4 @@
-"""A run that is interrupted while a fault is being done: the cluster's end waits for it, and undoes it."""
+"""Cancelled fault injections: destroying the cluster waits for the injection and reverts the fault."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace as Some
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,35 +22,40 @@ from kipmesh_chaos.target_cluster import Calls, ChaosError, RemoteCluster, Separ
 WAIT_S = 100
 
 
-class Slow:
-    """What is asked for first is not done before it is let go."""
+class BlockingCalls:
+    """Records calls. The first call blocks until `first_may_end` is set."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
-        self.has_begun = threading.Event()
-        self.may_end = threading.Event()
+        self.first_has_started = threading.Event()
+        self.first_may_end = threading.Event()
 
-    def do(self, what: str) -> None:
-        if not self.has_begun.is_set():
-            self.has_begun.set()
-            assert self.may_end.wait(WAIT_S)
-        self.done.append(what)
+    def do(self, action: str) -> None:
+        if not self.first_has_started.is_set():
+            self.first_has_started.set()
+            assert self.first_may_end.wait(WAIT_S)
+        self.done.append(action)
 
 
-class Pods(Slow):
-    """A Kubernetes with one pod."""
+class Pods(BlockingCalls):
+    """A Kubernetes API with one pod."""
 
     def pods(self, namespace: str, selector: str) -> list[Any]:
         labels = {release.COMPONENT: "leaders"}
         return [
-            Some(
-                metadata=Some(name="m-leaders-0", labels=labels, uid="u", deletion_timestamp=None),
-                spec=Some(
-                    init_containers=[Some(args=["--first-id=1", "--service=s", "--port=1"])],
+            SimpleNamespace(
+                metadata=SimpleNamespace(name="m-leaders-0", labels=labels, uid="u", deletion_timestamp=None),
+                spec=SimpleNamespace(
+                    init_containers=[SimpleNamespace(args=["--first-id=1", "--service=s", "--port=1"])],
                     node_name="n1",
                     share_process_namespace=True,
                 ),
-                status=Some(container_statuses=[Some(container_id="c", state=Some(running=Some()))], conditions=[]),
+                status=SimpleNamespace(
+                    container_statuses=[
+                        SimpleNamespace(container_id="c", state=SimpleNamespace(running=SimpleNamespace()))
+                    ],
+                    conditions=[],
+                ),
             )
         ]
 
@@ -65,8 +70,8 @@ class Pods(Slow):
         self.do("evict")
 
 
-class Containers(Slow):
-    """An engine with one container."""
+class Containers(BlockingCalls):
+    """A Docker engine with one container."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,80 +97,82 @@ class Containers(Slow):
         self.paused = False
 
 
-def until_over(calls: Calls) -> None:
+def wait_until_closed(calls: Calls) -> None:
     deadline = time.monotonic() + WAIT_S
     while not calls.are_over:
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
 
-async def interrupted(fault: Callable[[str], object], cluster: Any, slow: Slow) -> None:
-    """Cancel a fault that is being done, as a run does, and destroy the cluster."""
-    doing = asyncio.create_task(cluster.calls.run(fault, "leader-1"))
-    assert await asyncio.to_thread(slow.has_begun.wait, WAIT_S)
-    doing.cancel()
+async def cancel_and_destroy(fault: Callable[[str], object], cluster: Any, calls: BlockingCalls) -> None:
+    """Cancel a fault during its injection, as a run does, and destroy the cluster."""
+    injection = asyncio.create_task(cluster.calls.run(fault, "leader-1"))
+    assert await asyncio.to_thread(calls.first_has_started.wait, WAIT_S)
+    injection.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await doing
-    ending = asyncio.create_task(asyncio.to_thread(cluster.destroy))
+        await injection
+    destruction = asyncio.create_task(asyncio.to_thread(cluster.destroy))
     try:
-        await asyncio.to_thread(until_over, cluster.calls)
-        assert not slow.done
+        await asyncio.to_thread(wait_until_closed, cluster.calls)
+        assert not calls.done
         with pytest.raises(ChaosError, match="the run is over"):
             await cluster.calls.run(fault, "leader-1")
     finally:
-        slow.may_end.set()
-    await ending
+        calls.first_may_end.set()
+    await destruction
 
 
 @pytest.fixture
 def pods(monkeypatch: pytest.MonkeyPatch) -> Pods:
-    it = Pods()
-    monkeypatch.setattr(release, "KubeApi", lambda: it)
-    return it
+    api = Pods()
+    monkeypatch.setattr(release, "KubeApi", lambda: api)
+    return api
 
 
-async def test_a_pod_that_is_being_held_goes_on(pods: Pods) -> None:
+async def test_destroy_resumes_pod_whose_pause_was_cancelled(pods: Pods) -> None:
     cluster = KubeCluster("ns", "m")
-    await interrupted(cluster.pause, cluster, pods)
+    await cancel_and_destroy(cluster.pause, cluster, pods)
     assert pods.done == ["hold", "resume"]
 
 
-async def test_a_pod_that_is_being_cut_off_is_reached_again(pods: Pods) -> None:
+async def test_destroy_reconnects_pod_whose_disconnect_was_cancelled(pods: Pods) -> None:
     cluster = KubeCluster("ns", "m")
     assert isinstance(cluster, Separable)
     assert isinstance(cluster, RemoteCluster)
-    await interrupted(cluster.disconnect, cluster, pods)
+    await cancel_and_destroy(cluster.disconnect, cluster, pods)
     assert pods.done == [f"{release.CUT_LABEL}=true", f"{release.CUT_LABEL}=None"]
 
 
-async def test_nobody_waits_for_a_pod_to_end_any_more(pods: Pods) -> None:
+async def test_destroy_stops_waiting_for_evicted_pod(pods: Pods) -> None:
     cluster = KubeCluster("ns", "m")
-    await interrupted(cluster.stop, cluster, pods)  # it never ends: by itself, this would wait for ten minutes
+    await cancel_and_destroy(cluster.stop, cluster, pods)  # the pod never ends: stop() alone would wait ten minutes
     assert pods.done == ["evict"]
 
 
-async def test_a_container_that_is_being_paused_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_destroy_unpauses_container_whose_pause_was_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ContainerCluster, "_delete_topic", lambda _: None)
     engine = Containers()
     cluster = ContainerCluster(engine, "mesh", tmp_path, "chaos")
     cluster.up()
-    await interrupted(cluster.pause, cluster, engine)
+    await cancel_and_destroy(cluster.pause, cluster, engine)
     assert engine.done == ["pause", "unpause"]
 
 
-async def test_processes_that_are_being_started_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = Slow()
-    commands = dict.fromkeys(("kill", "stop", "start", "pause", "resume", "down"), slow.do)
-    processes = Some(directory=tmp_path, close=lambda: slow.done.append("close"), **commands)
+async def test_destroy_waits_for_process_that_is_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = BlockingCalls()
+    commands = dict.fromkeys(("kill", "stop", "start", "pause", "resume", "down"), calls.do)
+    processes = SimpleNamespace(directory=tmp_path, close=lambda: calls.done.append("close"), **commands)
     monkeypatch.setattr(chaos_clusters, "ProcessCluster", lambda *_, **__: processes)
-    cluster: TargetCluster = chaos_clusters.LocalCluster(tmp_path, ClusterPart(), Some())
-    await interrupted(cluster.start, cluster, slow)
-    assert slow.done == ["leader-1", "close"]
+    cluster: TargetCluster = chaos_clusters.LocalCluster(tmp_path, ClusterPart(), SimpleNamespace())
+    await cancel_and_destroy(cluster.start, cluster, calls)
+    assert calls.done == ["leader-1", "close"]
     cluster.destroy()
-    assert slow.done == ["leader-1", "close"]
+    assert calls.done == ["leader-1", "close"]
 
 
-def test_what_does_not_end_in_time_is_told(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_destroy_reports_fault_that_exceeds_timeout(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kipmesh.cli.chaos_clusters.KUBE_CALLS_TIMEOUT_S", 0.0)
     cluster = KubeCluster("ns", "m")
     with cluster.calls.under_way(), pytest.raises(ChaosError, match="a fault was still being injected after 0 s"):
@@ -173,7 +180,7 @@ def test_what_does_not_end_in_time_is_told(pods: Pods, monkeypatch: pytest.Monke
     cluster.destroy()
 
 
-def test_calls_that_fail_have_ended() -> None:
+def test_failed_call_counts_as_ended() -> None:
     calls = Calls()
     with pytest.raises(OSError, match="it broke"), calls.under_way():
         raise OSError("it broke")

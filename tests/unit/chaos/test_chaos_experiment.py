@@ -1,4 +1,4 @@
-"""Experiments: what a file may say, and that each mistake is told with its place."""
+"""Experiment files: valid fields, defaults and errors."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ FILES = sorted(DEPLOY.glob("*.yaml"))
 SMALL: dict[str, Any] = {"name": "small", "hypothesis": "It holds.", "duration_s": 5}
 
 
-def written(folder: Path, **changes: Any) -> Path:
-    file = folder / "experiment.yaml"
+def write_experiment(directory: Path, **changes: Any) -> Path:
+    file = directory / "experiment.yaml"
     file.write_text(yaml.safe_dump({**SMALL, **changes}))
     return file
 
 
 @pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
-def test_ours_are_valid_and_named_as_their_files(file: Path) -> None:
+def test_bundled_experiments_are_valid_and_named_like_their_files(file: Path) -> None:
     experiment = load(file)
     assert experiment.name == file.stem
     assert experiment.all_faults
     assert all(fault.at_s + fault.for_s <= experiment.duration_s for fault in experiment.faults)
 
 
-def test_there_is_one_for_each_kind_of_fault() -> None:
+def test_bundled_experiments_cover_each_kind_of_fault() -> None:
     kinds = {fault.kind for file in FILES for fault in load(file).faults}
     assert kinds == {
         "kill", "pause", "restart", "cut", "delay", "full-disk", "failed-folder", "torn-tail", "bit-flip", "clock-jump"
@@ -49,9 +49,9 @@ def test_there_is_one_for_each_kind_of_fault() -> None:
     assert directions == {"both", "in", "out"}
 
 
-def test_defaults_and_texts_of_configuration(tmp_path: Path) -> None:
+def test_configuration_values_become_text_and_racks_have_defaults(tmp_path: Path) -> None:
     config = {"broker.session.timeout.ms": 1500, "unclean.leader.election.enable": True, "one": 1}
-    experiment = load(written(tmp_path, cluster={"config": config}))
+    experiment = load(write_experiment(tmp_path, cluster={"config": config}))
     assert experiment.cluster.config == {
         "broker.session.timeout.ms": "1500",
         "unclean.leader.election.enable": "true",
@@ -61,34 +61,34 @@ def test_defaults_and_texts_of_configuration(tmp_path: Path) -> None:
     assert not experiment.has(Fault)
 
 
-def test_what_faults_need(tmp_path: Path) -> None:
+def test_experiment_reports_its_kinds_of_faults(tmp_path: Path) -> None:
     faults = [{"kind": kind, "target": "leader:0"} for kind in ("cut", "full-disk", "clock-jump")]
-    experiment = load(written(tmp_path, faults=faults))
+    experiment = load(write_experiment(tmp_path, faults=faults))
     assert experiment.has(Cut)
     assert experiment.has(FullDisk)
     assert experiment.has(ClockJump)
     assert not experiment.has(FailedLogDir)
-    experiment = load(written(tmp_path, faults=[{"kind": "failed-folder", "target": "leader:0"}]))
+    experiment = load(write_experiment(tmp_path, faults=[{"kind": "failed-folder", "target": "leader:0"}]))
     assert experiment.has(FullDisk, FailedLogDir)
-    experiment = load(written(tmp_path, random={"faults": [{"kind": "delay", "target": "broker:any"}]}))
+    experiment = load(write_experiment(tmp_path, random={"faults": [{"kind": "delay", "target": "broker:any"}]}))
     assert experiment.has(Cut, Delay)
 
 
-def test_a_seed_says_which_faults_come_when_and_for_how_long() -> None:
+def test_seed_determines_random_faults_and_their_times() -> None:
     by_chance = load(DEPLOY / "random.yaml").random
     assert by_chance is not None
     plan = list(islice(by_chance.plan(7), 200))
     assert list(islice(by_chance.plan(7), 200)) == plan
     assert list(islice(by_chance.plan(8), 200)) != plan
-    assert {one.fault for one in plan} == set(by_chance.faults)
+    assert {fault_plan.fault for fault_plan in plan} == set(by_chance.faults)
     for pause_s, _, for_s in plan:
         assert by_chance.pause_s[0] <= pause_s <= by_chance.pause_s[1]
         assert by_chance.for_s[0] <= for_s <= by_chance.for_s[1]
 
 
-def test_another_duration_leaves_out_what_comes_later(tmp_path: Path) -> None:
+def test_shorter_duration_drops_later_faults(tmp_path: Path) -> None:
     faults = [{"kind": "kill", "target": "leader:0", "at_s": at_s} for at_s in (1, 4)]
-    file = written(tmp_path, faults=faults)
+    file = write_experiment(tmp_path, faults=faults)
     assert len(load(file, duration_s=3).faults) == 1
     assert load(file, duration_s=100).duration_s == 100
     assert len(load(file, duration_s=100).faults) == 2
@@ -99,7 +99,7 @@ def kill(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "error"),
     [
         ({"name": "Not A Name"}, "name: "),
         ({"hypothesis": ""}, "hypothesis: "),
@@ -107,7 +107,7 @@ def kill(**changes: Any) -> dict[str, Any]:
         ({"duration_s": float("nan")}, "duration_s: "),
         ({"more": 1}, "more: Extra inputs are not permitted"),
         (kill(kind="explode"), "faults.0: .*'explode'"),
-        (kill(target="somebody"), "faults.0.target: unknown target 'somebody', use leader:N"),
+        (kill(target="zookeeper"), "faults.0.target: unknown target 'zookeeper', use leader:N"),
         (kill(target="leader:7"), "target leader:7: partition 7 does not exist"),
         (kill(target="coordinator"), "target coordinator needs workload.group"),
         ({"workload": {"group": {"members": 0}}}, "workload.group.members: "),
@@ -137,9 +137,9 @@ def kill(**changes: Any) -> dict[str, Any]:
         ({"workload": True}, "workload: must be keys with values, got true or false"),
     ],
 )
-def test_mistakes_are_told_in_one_line_with_their_place(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(ExperimentError, match=told) as caught:
-        load(written(tmp_path, **changes))
+def test_errors_name_the_field_in_one_line(tmp_path: Path, changes: dict[str, Any], error: str) -> None:
+    with pytest.raises(ExperimentError, match=error) as caught:
+        load(write_experiment(tmp_path, **changes))
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith(str(tmp_path))
 
@@ -147,21 +147,21 @@ def test_mistakes_are_told_in_one_line_with_their_place(tmp_path: Path, changes:
 @pytest.mark.parametrize(
     "text", ["", "[", "- 1", "\x00", "a: &a [*a]", "name: !!python/object:os.system x", "[" * 5000]
 )
-def test_what_is_no_experiment_is_told(tmp_path: Path, text: str) -> None:
+def test_invalid_document_is_rejected(tmp_path: Path, text: str) -> None:
     file = tmp_path / "experiment.yaml"
     file.write_text(text)
     with pytest.raises(ExperimentError):
         load(file)
 
 
-def test_a_large_file_is_refused(tmp_path: Path) -> None:
+def test_oversized_file_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "experiment.yaml"
     file.write_text("#" * (1 << 20) + "\n")
     with pytest.raises(ExperimentError, match="larger"):
         load(file)
 
 
-def test_descriptions_say_what_happens() -> None:
+def test_description_states_target_and_effect_of_fault() -> None:
     faults = [
         {"kind": "cut", "target": "leader:0", "direction": "in", "peers": "brokers"},
         {"kind": "delay", "target": "leader:0", "delay_ms": 20},

@@ -1,4 +1,4 @@
-"""The group of a workload against real brokers: its history is true, and offsets that somebody changes are found."""
+"""The consumer group of the workload against real brokers: clean runs have no findings, changed offsets are found."""
 
 from __future__ import annotations
 
@@ -61,23 +61,23 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 NO_REPLICAS = PartitionView(-1, ())
-"""Files are not looked at."""
+"""Log directories are not read."""
 
 Spoil = Callable[[AdminClient, list[TopicPartition]], Awaitable[object]]
 
 
-async def worked(
-    bootstrap: str, topic: str, folder: Path, churn_s: float | None = None, spoil: Spoil | None = None
+async def run_group(
+    bootstrap: str, topic: str, directory: Path, churn_s: float | None = None, spoil: Spoil | None = None
 ) -> tuple[Verdict, list[Event]]:
-    """The verdict about a run, and its history. What spoils it comes when the members have left."""
+    """Return the verdict on a run and its history. `spoil` changes committed offsets after all members have left."""
     assert PART.group is not None
     changes: dict[str, object] = {"churn_s": churn_s}
-    if churn_s is not None:  # who dies is not waited for long
+    if churn_s is not None:  # members that die expire quickly
         changes["config"] = {**PART.group.config, "session.timeout.ms": "1500"}
     part = PART.model_copy(update={"group": PART.group.model_copy(update=changes)})
     async with AdminClient(bootstrap) as admin:
         await admin.create_topics([NewTopic(topic, part.partitions, 1)])
-    recorder = Recorder(folder / "history.jsonl")
+    recorder = Recorder(directory / "history.jsonl")
     recorder.add(Begin(0, "test", 1, part.partitions, Limits(), consumer_names(part), (), True))
     recorder.add(PhaseBegan(recorder.now, Phase.FAULTS))
     clients = RunClients(bootstrap, topic, recorder)
@@ -111,8 +111,8 @@ async def worked(
     return check(events), events
 
 
-async def test_a_group_reads_and_commits_everything(cluster: LocalCluster, tmp_path: Path) -> None:
-    verdict, events = await worked(cluster.bootstrap, "quiet", tmp_path)
+async def test_group_reads_and_commits_all_records(cluster: LocalCluster, tmp_path: Path) -> None:
+    verdict, events = await run_group(cluster.bootstrap, "quiet", tmp_path)
     assert verdict.findings == ()
     assert verdict.figures.commits == sum(isinstance(event, CommitOk) for event in events) > 0
     assert verdict.figures.read == verdict.figures.acknowledged
@@ -122,34 +122,34 @@ async def test_a_group_reads_and_commits_everything(cluster: LocalCluster, tmp_p
     assert sum(offset for _, offset in last.offsets) == verdict.figures.acknowledged
 
 
-async def test_members_that_leave_and_die_are_no_anomaly(cluster: LocalCluster, tmp_path: Path) -> None:
-    verdict, events = await worked(cluster.bootstrap, "churning", tmp_path, 1)
+async def test_leaving_and_dying_members_are_no_anomaly(cluster: LocalCluster, tmp_path: Path) -> None:
+    verdict, events = await run_group(cluster.bootstrap, "churning", tmp_path, 1)
     assert verdict.findings == ()
     assert verdict.figures.generations > 1
-    told = {event.text.split()[-1] for event in events if isinstance(event, Note)}
-    assert "leaves" in told or "dies" in told
+    actions = {event.text.split()[-1] for event in events if isinstance(event, Note)}
+    assert "leaves" in actions or "dies" in actions
 
 
-async def test_offsets_that_are_gone_or_others_are_found(cluster: LocalCluster, tmp_path: Path) -> None:
-    def forget(admin: AdminClient, places: list[TopicPartition]) -> Awaitable[object]:
-        return admin.delete_group_offsets(GROUP, places)
+async def test_checker_finds_deleted_and_altered_group_offsets(cluster: LocalCluster, tmp_path: Path) -> None:
+    def delete(admin: AdminClient, partitions: list[TopicPartition]) -> Awaitable[object]:
+        return admin.delete_group_offsets(GROUP, partitions)
 
-    def move(admin: AdminClient, places: list[TopicPartition]) -> Awaitable[object]:
-        return admin.alter_group_offsets(GROUP, dict.fromkeys(places, 10_000))
+    def alter(admin: AdminClient, partitions: list[TopicPartition]) -> Awaitable[object]:
+        return admin.alter_group_offsets(GROUP, dict.fromkeys(partitions, 10_000))
 
     wanted: list[tuple[str, Spoil, Kind]] = [
-        ("forgotten", forget, Kind.COMMIT_WENT_BACK),
-        ("moved", move, Kind.COMMIT_PHANTOM),
+        ("forgotten", delete, Kind.COMMIT_WENT_BACK),
+        ("moved", alter, Kind.COMMIT_PHANTOM),
     ]
     for topic, spoil, kind in wanted:
-        verdict, _ = await worked(cluster.bootstrap, topic, tmp_path, spoil=spoil)
+        verdict, _ = await run_group(cluster.bootstrap, topic, tmp_path, spoil=spoil)
         assert {finding.kind for finding in verdict.findings} == {kind}
         assert {finding.partition for finding in verdict.findings} == {0, 1, 2}
 
 
-async def test_the_coordinator_is_seen(cluster: LocalCluster, tmp_path: Path) -> None:
+async def test_observer_finds_coordinator_of_group(cluster: LocalCluster, tmp_path: Path) -> None:
     def nodes() -> list[Node]:
-        return [replace(node, pid=1) for node in cluster.nodes]  # in one process, which has no number here
+        return [replace(node, pid=1) for node in cluster.nodes]  # all nodes run in this process
 
     recorder = Recorder(tmp_path / "history.jsonl")
     for group, wanted in ((None, -1), (GROUP, 1)):

@@ -1,4 +1,4 @@
-"""Members of a workload's group that leave, die and fail: every consumer is closed, and no bug is swallowed."""
+"""Members of the workload's group that leave, die and fail: every consumer is closed, every error is raised."""
 
 from __future__ import annotations
 
@@ -19,110 +19,110 @@ PART = GroupPart(members=3, churn_s=0.001)
 
 
 class FakeMember:
-    """Ends as it is told; knows whether it has."""
+    """Member without a consumer. Leaves after `may_leave` is set."""
 
-    made: list[FakeMember]
-    may_go: asyncio.Event
+    members_made: list[FakeMember]
+    may_leave: asyncio.Event
 
-    def __init__(self, *about: Any) -> None:
-        self.name = about[3]
+    def __init__(self, *arguments: Any) -> None:
+        self.name = arguments[3]
         self.fails = asyncio.Event()
-        self.leaving_fails = self.is_going = self.is_gone = False
-        self.made.append(self)
+        self.leaving_fails = self.is_leaving = self.has_left = False
+        self.members_made.append(self)
 
     async def run(self) -> None:
         await self.fails.wait()
         raise RuntimeError(f"{self.name} has a bug")
 
     async def leave(self) -> None:
-        self.is_going = True
-        await self.may_go.wait()
-        self.is_gone = True
+        self.is_leaving = True
+        await self.may_leave.wait()
+        self.has_left = True
         if self.leaving_fails:
-            raise ValueError(f"{self.name} does not leave well")
+            raise ValueError(f"{self.name} failed to leave")
 
     die = leave
 
 
 @pytest.fixture
 def recorder(tmp_path: Path) -> Iterator[Recorder]:
-    it = Recorder(tmp_path / "history.jsonl")
-    yield it
-    it.close()
+    recorder = Recorder(tmp_path / "history.jsonl")
+    yield recorder
+    recorder.close()
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeMember]:
+def members_made(monkeypatch: pytest.MonkeyPatch) -> list[FakeMember]:
     monkeypatch.setattr(workload, "Member", FakeMember)
-    FakeMember.made, FakeMember.may_go = [], asyncio.Event()
-    return FakeMember.made
+    FakeMember.members_made, FakeMember.may_leave = [], asyncio.Event()
+    return FakeMember.members_made
 
 
-def started(recorder: Recorder) -> Members:
+def start_members(recorder: Recorder) -> Members:
     members = Members(RunClients("localhost:1", "topic", recorder), 1, PART, 1)
     members.start()
     return members
 
 
-async def test_one_that_is_going_goes_when_the_churn_ends(recorder: Recorder, made: list[FakeMember]) -> None:
-    members = started(recorder)
+async def test_leaving_member_is_replaced_after_churn_stops(recorder: Recorder, members_made: list[FakeMember]) -> None:
+    members = start_members(recorder)
     members.start_churning()
-    await until(lambda: any(member.is_going for member in made), "a member that goes")
+    await until(lambda: any(member.is_leaving for member in members_made), "a leaving member")
     await members.stop_churning()
-    assert not any(member.is_gone for member in made)
-    FakeMember.may_go.set()
-    await until(lambda: len(made) == 4, "the one that comes for it")
-    assert [member.is_gone for member in made].count(True) == 1
+    assert not any(member.has_left for member in members_made)
+    FakeMember.may_leave.set()
+    await until(lambda: len(members_made) == 4, "the replacement")
+    assert [member.has_left for member in members_made].count(True) == 1
     await members.close()
-    assert all(member.is_gone for member in made)
+    assert all(member.has_left for member in members_made)
 
 
-async def test_the_end_waits_for_one_that_is_going(recorder: Recorder, made: list[FakeMember]) -> None:
-    members = started(recorder)
+async def test_close_waits_for_leaving_member(recorder: Recorder, members_made: list[FakeMember]) -> None:
+    members = start_members(recorder)
     members.start_churning()
-    await until(lambda: any(member.is_going for member in made), "a member that goes")
+    await until(lambda: any(member.is_leaving for member in members_made), "a leaving member")
     closing = asyncio.create_task(members.close())
-    await until(lambda: all(member.is_going for member in made), "all others")
+    await until(lambda: all(member.is_leaving for member in members_made), "all members to leave")
     assert not closing.done()
-    FakeMember.may_go.set()
+    FakeMember.may_leave.set()
     await closing
-    assert [member.is_gone for member in made] == [True] * 3  # nobody has come
+    assert [member.has_left for member in members_made] == [True] * 3  # no replacement joined
     await members.close()
 
 
-async def test_one_that_does_not_go_is_not_waited_for_forever(
-    recorder: Recorder, made: list[FakeMember], monkeypatch: pytest.MonkeyPatch
+async def test_close_times_out_if_member_does_not_leave(
+    recorder: Recorder, members_made: list[FakeMember], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workload, "LEAVE_TIMEOUT_S", 0.01)
     members = Members(RunClients("localhost:1", "topic", recorder), 1, GroupPart(members=1, churn_s=0.001), 1)
     members.start()
     members.start_churning()
-    await until(lambda: made[0].is_going, "a member that goes")
+    await until(lambda: members_made[0].is_leaving, "a leaving member")
     with pytest.raises(TimeoutError):
         await members.close()
 
 
-async def test_all_leave_though_one_fails(recorder: Recorder, made: list[FakeMember]) -> None:
-    FakeMember.may_go.set()
-    members = started(recorder)
-    await asyncio.sleep(0)  # they run
-    made[0].leaving_fails = True
-    made[1].fails.set()
+async def test_all_members_leave_on_close_if_one_fails(recorder: Recorder, members_made: list[FakeMember]) -> None:
+    FakeMember.may_leave.set()
+    members = start_members(recorder)
+    await asyncio.sleep(0)  # start the tasks of the members
+    members_made[0].leaving_fails = True
+    members_made[1].fails.set()
     await asyncio.wait(members._running.values(), return_when=asyncio.FIRST_COMPLETED)
     with pytest.raises(RuntimeError, match="member-2 has a bug"):
         await members.close()
-    assert all(member.is_gone for member in made)
-    members = started(recorder)
-    made[3].leaving_fails = True
-    with pytest.raises(ValueError, match="member-1 does not leave well"):
+    assert all(member.has_left for member in members_made)
+    members = start_members(recorder)
+    members_made[3].leaving_fails = True
+    with pytest.raises(ValueError, match="member-1 failed to leave"):
         await members.close()
-    assert all(member.is_gone for member in made)
+    assert all(member.has_left for member in members_made)
 
 
-async def test_a_bug_of_one_that_is_to_go_is_told(recorder: Recorder, made: list[FakeMember]) -> None:
-    FakeMember.may_go.set()
-    members = started(recorder)
-    for member in made:
+async def test_error_of_churning_member_is_raised(recorder: Recorder, members_made: list[FakeMember]) -> None:
+    FakeMember.may_leave.set()
+    members = start_members(recorder)
+    for member in members_made:
         member.fails.set()
     members.start_churning()
     churning = members._churning
@@ -134,23 +134,23 @@ async def test_a_bug_of_one_that_is_to_go_is_told(recorder: Recorder, made: list
         await members.stop_churning()
     with pytest.raises(RuntimeError, match="has a bug"):
         await members.close()
-    assert all(member.is_gone for member in made)
+    assert all(member.has_left for member in members_made)
 
 
-async def test_the_caller_of_cancelled_may_be_cancelled() -> None:
-    told, may_end = asyncio.Event(), asyncio.Event()
+async def test_cancelled_caller_does_not_wait_for_task() -> None:
+    cancelled, may_end = asyncio.Event(), asyncio.Event()
 
     async def stubborn() -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            told.set()
+            cancelled.set()
             await may_end.wait()
 
     task = asyncio.create_task(stubborn())
     await asyncio.sleep(0)
     caller = asyncio.create_task(workload._cancelled(task))
-    await told.wait()
+    await cancelled.wait()
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
@@ -160,9 +160,7 @@ async def test_the_caller_of_cancelled_may_be_cancelled() -> None:
     assert task.cancelled()
 
 
-async def test_a_consumer_is_closed_though_the_commit_fails(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_member_closes_consumer_if_commit_fails(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     async def commit(offsets: Mapping[int, int]) -> None:
         raise RuntimeError("the fetcher has failed")
 

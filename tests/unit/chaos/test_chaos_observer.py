@@ -1,4 +1,4 @@
-"""What plain fetches of a broker are taken for: observations of one process, whoever started it."""
+"""Observer: probes of one broker process form one session, whoever restarts the broker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kipmesh_chaos.recorder import Recorder, RunClients
 
 
 @dataclass(frozen=True)
-class NodeOfTests:
+class FakeNode:
     name: str = "follower-1"
     node_id: int | None = 101
     rack: str = ""
@@ -29,29 +29,29 @@ class NodeOfTests:
     dir: str = ""
 
 
-class Probed:
-    """A broker that answers with these high watermarks; `then` may change the node while it does."""
+class ProbedBroker:
+    """A broker that returns the given high watermarks. Each response may replace the node, like a restart."""
 
-    def __init__(self, folder: Path) -> None:
-        self.node = NodeOfTests()
+    def __init__(self, directory: Path) -> None:
+        self.node = FakeNode()
         self.starts: Counter[str] = Counter()
-        self.file = folder / "history.jsonl"
-        self.answers: list[tuple[int, NodeOfTests]] = []
+        self.file = directory / "history.jsonl"
+        self.responses: list[tuple[int, FakeNode]] = []
         self.done = asyncio.Event()
 
-    def get(self, _address: str) -> Probed:
+    def get(self, _address: str) -> ProbedBroker:
         return self
 
     async def call(self, *_: Any) -> FetchResponse:
-        if not self.answers:
+        if not self.responses:
             self.done.set()
             await asyncio.Event().wait()
-        high_watermark, self.node = self.answers.pop(0)
+        high_watermark, self.node = self.responses.pop(0)
         data = PartitionData(0, high_watermark=high_watermark)
         return FetchResponse(responses=[FetchableTopicResponse("t", partitions=[data])])
 
     async def reads(self) -> list[tuple[int, int]]:
-        """Session and high watermark of each that was recorded."""
+        """Return session and high watermark of each recorded read."""
         recorder = Recorder(self.file)
         observer = Observer(lambda: [self.node], RunClients("", "t", recorder))
         observer.pool, pool = self, observer.pool  # type: ignore[assignment]
@@ -63,15 +63,13 @@ class Probed:
             await probing
         await pool.close()
         recorder.close()
-        return [(one.session, one.high_watermark) for one in read_history(self.file) if isinstance(one, Read)]
+        return [(event.session, event.high_watermark) for event in read_history(self.file) if isinstance(event, Read)]
 
 
-async def test_a_process_that_others_started_again_is_another_session(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_restarted_broker_process_starts_new_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observer_module, "PROBE_INTERVAL_S", 0.0)
-    probed = Probed(tmp_path)
+    probed = ProbedBroker(tmp_path)
     old, new = probed.node, replace(probed.node, pid=8)
-    # The third is answered by one of both, nobody knows which.
-    probed.answers = [(100, old), (120, old), (121, new), (72, new), (122, new)]
+    # The third response may come from either process, so it is not recorded.
+    probed.responses = [(100, old), (120, old), (121, new), (72, new), (122, new)]
     assert await probed.reads() == [(0, 100), (0, 120), (1, 72), (1, 122)]

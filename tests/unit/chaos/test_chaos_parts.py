@@ -1,4 +1,4 @@
-"""Targets, values, damage to files, clocks, who has a connection, and the report's page."""
+"""Targets, record values, damage to log files, clocks, owners of connections and the report page."""
 
 from __future__ import annotations
 
@@ -69,25 +69,27 @@ VIEW = View(NODES, {0: PartitionView(1, (1, 2, 3)), 1: PartitionView(3, (3,))}, 
         ("node:follower-2", {"follower-2"}),
     ],
 )
-def test_targets_are_found(target: str, names: set[str]) -> None:
-    found = {resolve(target, VIEW, random.Random(seed))[0].name for seed in range(60)}
-    assert found == names
+def test_target_resolves_to_matching_nodes(target: str, names: set[str]) -> None:
+    owners = {resolve(target, VIEW, random.Random(seed))[0].name for seed in range(60)}
+    assert owners == names
 
 
-def test_all_of_a_kind_are_found() -> None:
-    assert [node.name for node in resolve("all:brokers", VIEW, random.Random(1))] == [one.name for one in NODES[3:]]
-    assert [node.name for node in resolve("all:controllers", VIEW, random.Random(1))] == [one.name for one in NODES[:3]]
+def test_target_all_resolves_to_every_node_of_its_kind() -> None:
+    assert [node.name for node in resolve("all:brokers", VIEW, random.Random(1))] == [node.name for node in NODES[3:]]
+    assert [node.name for node in resolve("all:controllers", VIEW, random.Random(1))] == [
+        node.name for node in NODES[:3]
+    ]
     assert len(resolve("all:nodes", VIEW, random.Random(1))) == 6
 
 
 @pytest.mark.parametrize("target", ["follower:1", "node:follower-9", "leader:2", "controller:active", "coordinator"])
-def test_nobody_may_be_the_target(target: str) -> None:
+def test_target_without_matching_node_raises_error(target: str) -> None:
     partitions = {**VIEW.partitions, 2: PartitionView(-1, ())}
     with pytest.raises(NoTargetError, match="no "):
         resolve(target, VIEW._replace(partitions=partitions, active_controller=-1, coordinator=-1), random.Random(1))
 
 
-def test_pairs_between_a_node_and_its_peers() -> None:
+def test_pairs_connect_node_with_peers_in_the_given_direction() -> None:
     assert pairs(NODES, "leader-1", peers="brokers", direction="out") == [
         ("leader-1", "follower-1"),
         ("leader-1", "follower-2"),
@@ -100,8 +102,8 @@ def test_pairs_between_a_node_and_its_peers() -> None:
 
 @linux
 @pytest.mark.parametrize(("family", "address"), [("AF_INET", "127.0.0.1"), ("AF_INET6", "::ffff:127.0.0.1")])
-def test_the_owner_of_a_connection_is_found(family: str, address: str) -> None:
-    """gRPC's sockets are of the second kind."""
+def test_owners_of_finds_process_of_connection(family: str, address: str) -> None:
+    """gRPC opens IPv6 sockets, with mapped addresses for IPv4."""
     connect = f"s=socket.socket(socket.{family}); s.connect(({address!r},int(sys.argv[1])))"
     script = f"import socket,sys; {connect}; sys.stdin.read()"
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -114,79 +116,79 @@ def test_the_owner_of_a_connection_is_found(family: str, address: str) -> None:
             assert child.stdin is not None
             child.stdin.close()
             child.wait(30)
-            assert owners_of([(far_port, port)], pids) == {(far_port, port): None}  # its last state waits for us
+            assert owners_of([(far_port, port)], pids) == {(far_port, port): None}  # FIN_WAIT2: no process owns it
             connection.close()
 
 
 @linux
-def test_connections_from_one_port_to_two_places_are_told_apart() -> None:
-    """As the system makes them by itself: ports are given to others who go elsewhere, also while they are in use."""
+def test_owners_of_distinguishes_connections_from_one_source_port() -> None:
+    """The kernel may reuse a source port for another destination while its first connection is open."""
     connect = (
         "s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); s.bind((h, p)); s.connect((h, int(sys.argv[2])))"
     )
     script = f"import socket,sys; h='127.0.0.1'; p=int(sys.argv[1]); s=socket.socket(); {connect}; sys.stdin.read()"
     with (
-        socket.create_server(("127.0.0.1", 0)) as one,
-        socket.create_server(("127.0.0.1", 0)) as other,
-        socket.socket() as mine,
+        socket.create_server(("127.0.0.1", 0)) as first_server,
+        socket.create_server(("127.0.0.1", 0)) as second_server,
+        socket.socket() as source,
     ):
-        mine.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        mine.bind(("127.0.0.1", 0))
-        mine.connect(one.getsockname())
-        other.settimeout(60)
-        far, first, second = (each.getsockname()[1] for each in (mine, one, other))
+        source.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        source.bind(("127.0.0.1", 0))
+        source.connect(first_server.getsockname())
+        second_server.settimeout(60)
+        far, first, second = (opened.getsockname()[1] for opened in (source, first_server, second_server))
         command = [sys.executable, "-c", script, str(far), str(second)]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
-            connection, (_, far_port) = other.accept()
+            connection, (_, far_port) = second_server.accept()
             assert far_port == far
-            found = owners_of([(far, first), (far, second)], {os.getpid(): "me", child.pid: "child"})
-            assert found == {(far, first): "me", (far, second): "child"}
+            owners = owners_of([(far, first), (far, second)], {os.getpid(): "me", child.pid: "child"})
+            assert owners == {(far, first): "me", (far, second): "child"}
             assert child.stdin is not None
             child.stdin.close()
             connection.close()
 
 
 @linux
-async def test_many_that_ask_are_answered_by_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = []
+async def test_concurrent_lookups_of_owners_share_one_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    scans = []
 
-    def look(connections: set[tuple[int, int]], pids: dict[int, str]) -> dict[tuple[int, int], str | None]:
-        looks.append(len(connections))
+    def scan(connections: set[tuple[int, int]], pids: dict[int, str]) -> dict[tuple[int, int], str | None]:
+        scans.append(len(connections))
         if pids[1] == "broken":
             raise OSError("broken")
-        asked = [one for one in connections if one[0] != 999 or len(looks) > 3]
-        return {one: None if one[0] % 2 else pids[1] for one in asked}
+        known = [connection for connection in connections if connection[0] != 999 or len(scans) > 3]
+        return {connection: None if connection[0] % 2 else pids[1] for connection in known}
 
-    monkeypatch.setattr(network, "owners_of", look)
+    monkeypatch.setattr(network, "owners_of", scan)
     monkeypatch.setattr(network, "TIMEOUT_S", 60.0)
-    found = Owners(lambda: {1: "one"})
-    answers = await asyncio.gather(*[found.of((port, 1)) for port in (*range(100), 999)])
-    assert answers == [*["one", None] * 50, None]
-    assert looks == [101, 1, 1, 1]
+    lookup = Owners(lambda: {1: "one"})
+    names = await asyncio.gather(*[lookup.of((port, 1)) for port in (*range(100), 999)])
+    assert names == [*["one", None] * 50, None]
+    assert scans == [101, 1, 1, 1]
     monkeypatch.setattr(network, "TIMEOUT_S", 0.0)
-    looks.clear()
-    assert await found.of((999, 1)) is None  # too late
+    scans.clear()
+    assert await lookup.of((999, 1)) is None  # too late
     broken = Owners(lambda: {1: "broken"})
     with pytest.raises(OSError, match="broken"):
         await broken.of((1, 1))
 
 
-def test_values_tell_whose_they_are() -> None:
+def test_value_decodes_to_its_operation_unless_damaged() -> None:
     for size in (16, 17, 100, 5000):
         value = encode_value(17, size)
         assert len(value) == size
         assert decode_value(value) == "17"
-        for place in range(0, size, max(size // 50, 1)):
-            changed = value[:place] + bytes([value[place] ^ 1]) + value[place + 1 :]
+        for position in range(0, size, max(size // 50, 1)):
+            changed = value[:position] + bytes([value[position] ^ 1]) + value[position + 1 :]
             assert decode_value(changed) != "17"
     assert decode_value(None) == "null"
     assert decode_value(b"").startswith("not ours")
 
 
-def a_partition(data: Path, batches: int, *, synced: int) -> Path:
-    folder = data / "chaos-0"
-    folder.mkdir(parents=True)
-    file = folder / f"{0:020}.log"
+def write_partition(data: Path, batches: int, *, synced: int) -> Path:
+    directory = data / "chaos-0"
+    directory.mkdir(parents=True)
+    file = directory / f"{0:020}.log"
     with file.open("wb") as output:
         for number in range(batches):
             records = [(None, encode_value(number, 50))]
@@ -195,11 +197,11 @@ def a_partition(data: Path, batches: int, *, synced: int) -> Path:
     return file
 
 
-def test_only_what_was_not_synced_is_torn_off_or_flipped(tmp_path: Path) -> None:
+def test_tear_and_flip_damage_only_bytes_that_are_not_synced(tmp_path: Path) -> None:
     torn, flipped = set(), set()
     for seed in range(40):
         data = tmp_path / str(seed)
-        file = a_partition(data, 10, synced=6)
+        file = write_partition(data, 10, synced=6)
         before = file.read_bytes()
         begin = len(before) // 10 * 6
         source = random.Random(seed)
@@ -212,16 +214,16 @@ def test_only_what_was_not_synced_is_torn_off_or_flipped(tmp_path: Path) -> None
         else:
             assert disk.flip(data, "chaos", 0, source) is not None
             after = file.read_bytes()
-            (place,) = [place for place in range(len(before)) if before[place] != after[place]]
-            assert place >= begin
-            assert (before[place] ^ after[place]).bit_count() == 1
-            flipped.add(place)
+            (position,) = [position for position in range(len(before)) if before[position] != after[position]]
+            assert position >= begin
+            assert (before[position] ^ after[position]).bit_count() == 1
+            flipped.add(position)
     assert len(torn) > 10
     assert len(flipped) > 10
 
 
-def test_what_is_synced_or_not_there_is_left_alone(tmp_path: Path) -> None:
-    file = a_partition(tmp_path, 5, synced=5)
+def test_tear_and_flip_leave_synced_and_missing_partitions_unchanged(tmp_path: Path) -> None:
+    file = write_partition(tmp_path, 5, synced=5)
     before = file.read_bytes()
     assert disk.tear(tmp_path, "chaos", 0, random.Random(1)) is None
     assert disk.flip(tmp_path, "chaos", 0, random.Random(1)) is None
@@ -229,14 +231,14 @@ def test_what_is_synced_or_not_there_is_left_alone(tmp_path: Path) -> None:
     assert file.read_bytes() == before
 
 
-def test_a_folder_that_is_no_disk_is_not_filled(tmp_path: Path) -> None:
+def test_fill_requires_mount_point(tmp_path: Path) -> None:
     with pytest.raises(ChaosError, match="is not a mount point"):
         disk.fill(tmp_path)
     disk.empty(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_batches_with_wrong_crcs_are_told() -> None:
+def test_decode_batches_rejects_wrong_crc() -> None:
     data = bytearray(record_batch.build([(None, encode_value(1, 50))], base_offset=3, leader_epoch=1, timestamp_ms=0))
     ((header, records),) = decode_batches(bytes(data))
     assert (header.base_offset, records) == (3, [(3, "1")])
@@ -254,11 +256,11 @@ print(wall_ms() / 1e3, time.monotonic(), flush=True)
 """
 
 
-def test_a_clock_jumps_under_a_running_module(tmp_path: Path) -> None:
-    (tmp_path / "asked.py").write_text(CLOCK)
+def test_skewed_clock_jumps_while_module_runs(tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text(CLOCK)
     file = tmp_path / "offset"
     set_offset(file, 3600)
-    command = [sys.executable, "-m", "kipmesh_chaos.skewed_clock", str(file), "asked", "--one", "two"]
+    command = [sys.executable, "-m", "kipmesh_chaos.skewed_clock", str(file), "child", "--one", "two"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as child:
         assert child.stdout is not None
         assert child.stdin is not None
@@ -278,44 +280,44 @@ class _Tags(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.open: list[str] = []
-        self.found: list[str] = []
+        self.tags: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append(tag)
+        self.tags.append(tag)
         assert not {name for name, _ in attrs} & {"src", "href", "onclick"}
         if tag not in ("meta", "line"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append(tag)
+        self.tags.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_the_report_is_one_whole_page(tmp_path: Path, clean: bool) -> None:
+def test_report_is_one_well_formed_page_without_scripts(tmp_path: Path, clean: bool) -> None:
     events: list[Event] = with_fault(clean_history(1), 1, 2, halts=False)
     others: list[Event] = [
         Led(0.1, 0, 1, 3, [1]), Led(1, 0, -1, 4, []), Controller(0.2, 1001, 1), Note(1, "<b>a note</b>")
     ]  # fmt: skip
     events = [events[0], *others, *events[1:]]
     if not clean:
-        events.append(NotRecovered(3, "broker <2> is not there"))
+        events.append(NotRecovered(3, "broker <2> is missing"))
     write_history(tmp_path / "history.jsonl", events)
     verdict = check(events)
     assert verdict.is_clean is clean
-    about = {"name": "a-test", "hypothesis": "1 < 2 & so on", "duration_s": 5}
-    report.write(tmp_path, verdict, Experiment.model_validate(about), 7)
+    document = {"name": "a-test", "hypothesis": "1 < 2 & so on", "duration_s": 5}
+    report.write(tmp_path, verdict, Experiment.model_validate(document), 7)
     page = (tmp_path / "report.html").read_text()
     tags = _Tags()
     tags.feed(page)
     assert tags.open == []
-    assert "script" not in tags.found
+    assert "script" not in tags.tags
     assert "1 &lt; 2 &amp; so on" in page
     assert "<b>a note</b>" not in page
     assert ("no anomaly" in page) is clean
-    assert ("broker &lt;2&gt; is not there" in page) is not clean
+    assert ("broker &lt;2&gt; is missing" in page) is not clean
     assert "<!--" not in page
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["clean"] is clean
@@ -325,7 +327,7 @@ def test_the_report_is_one_whole_page(tmp_path: Path, clean: bool) -> None:
     assert summary["findings"] == [] if clean else summary["findings"][0]["kind"] == "not recovered"
 
 
-def test_the_report_of_nothing(tmp_path: Path) -> None:
+def test_report_of_empty_history_counts_anomalies(tmp_path: Path) -> None:
     write_history(tmp_path / "history.jsonl", [])
     experiment = Experiment.model_validate({"name": "a-test", "hypothesis": "It holds.", "duration_s": 5})
     report.write(tmp_path, check([]), experiment, 7)

@@ -1,4 +1,4 @@
-"""When timed faults come: as the file says, and later when an earlier one took longer to undo than it says."""
+"""Start times of timed faults. A revert that takes longer than planned delays later faults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kipmesh_chaos.runner import _Run
 
 
 class SlowInjector:
-    """Faults whose undoing takes so long, by target."""
+    """Injector whose reverts take `undo_s` seconds, by target."""
 
     def __init__(self, undo_s: dict[str, float]) -> None:
         self.stop = asyncio.Event()
@@ -21,10 +21,10 @@ class SlowInjector:
 
     async def run(self, fault: Fault, for_s: float) -> None:
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        start = loop.time()
         assert not self.stop.is_set()
         await asyncio.sleep(for_s + self._undo_s.get(fault.target, 0))
-        self.spans[fault.target] = began, loop.time()
+        self.spans[fault.target] = start, loop.time()
 
 
 class IdleWorkload:
@@ -32,34 +32,34 @@ class IdleWorkload:
         pass
 
 
-async def spans(folder: Path, undo_s: dict[str, float]) -> tuple[dict[str, tuple[float, float]], float]:
-    """Of three faults, the second of which is in the middle of the first, and how long all took."""
+async def spans(directory: Path, undo_s: dict[str, float]) -> tuple[dict[str, tuple[float, float]], float]:
+    """Return begin and end of each of three faults and the total time. The second fault lies within the first."""
     faults = [
         {"kind": "pause", "target": f"node:leader-{number}", "at_s": at_s, "for_s": for_s}
         for number, at_s, for_s in ((1, 0.1, 0.4), (2, 0.2, 0.1), (3, 0.7, 0.1))
     ]
     document: dict[str, Any] = {"name": "times", "hypothesis": "In time.", "duration_s": 0.9, "faults": faults}
-    recorder = Recorder(folder / "history.jsonl")
+    recorder = Recorder(directory / "history.jsonl")
     injector: Any = SlowInjector(undo_s)
-    loop, nobody = asyncio.get_running_loop(), IdleWorkload()
-    run = _Run(Experiment.model_validate(document), folder, 1, recorder, lambda *_: None)
-    began = loop.time()
-    await run._faults(injector, nobody, nobody)  # type: ignore[arg-type]
+    loop, idle = asyncio.get_running_loop(), IdleWorkload()
+    run = _Run(Experiment.model_validate(document), directory, 1, recorder, lambda *_: None)
+    start = loop.time()
+    await run._faults(injector, idle, idle)  # type: ignore[arg-type]
     recorder.close()
     return {
-        target.removeprefix("node:leader-"): (begin - began, end - began)
+        target.removeprefix("node:leader-"): (begin - start, end - start)
         for target, (begin, end) in injector.spans.items()
-    }, loop.time() - began
+    }, loop.time() - start
 
 
-async def test_faults_overlap_as_the_file_says(tmp_path: Path) -> None:
+async def test_faults_overlap_as_specified(tmp_path: Path) -> None:
     found, took_s = await spans(tmp_path, {})
     assert 0.09 <= found["1"][0] < found["2"][0]
     assert found["3"][0] - found["1"][1] >= 0.19
     assert took_s >= 0.89
 
 
-async def test_who_is_late_makes_the_next_one_late_and_the_run_longer(tmp_path: Path) -> None:
+async def test_slow_revert_delays_next_fault_and_prolongs_run(tmp_path: Path) -> None:
     found, took_s = await spans(tmp_path, {"node:leader-1": 1.0})
     assert found["2"][0] < found["1"][1]
     assert found["3"][0] - found["1"][1] >= 0.19

@@ -1,4 +1,4 @@
-"""Histories as files: what is written is read again, what is broken is told with its line."""
+"""History files: events round-trip, and malformed lines are reported with their numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kipmesh_chaos.history import (
 from kipmesh_chaos.history_checker import check
 from tests.unit.chaos.histories_of_tests import clean_history, with_fault
 
-OTHERS: list[Event] = [
+OTHER_EVENTS: list[Event] = [
     Failed(1.5, 7, "MESSAGE_TOO_LARGE"),
     Led(2, 0, 1, 3, [1, 2]),
     Controller(2, 1001, 4),
@@ -32,18 +32,18 @@ OTHERS: list[Event] = [
 ]
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    events = [*with_fault(clean_history(1), 0.1, 0.2, halts=True), *OTHERS]
+def test_history_file_round_trips_events(tmp_path: Path) -> None:
+    events = [*with_fault(clean_history(1), 0.1, 0.2, halts=True), *OTHER_EVENTS]
     file = tmp_path / "history.jsonl"
     write_history(file, events)
-    again = list(read_history(file))
-    assert [json.loads(to_line(event)) for event in again] == [json.loads(to_line(event)) for event in events]
-    assert [type(event) for event in again] == [type(event) for event in events]
-    assert check(again).counts == check(events).counts == {"not recovered": 1, "incomplete history": 1}
-    assert check(again).findings == check([from_line(to_line(event)) for event in events]).findings
+    read_back = list(read_history(file))
+    assert [json.loads(to_line(event)) for event in read_back] == [json.loads(to_line(event)) for event in events]
+    assert [type(event) for event in read_back] == [type(event) for event in events]
+    assert check(read_back).counts == check(events).counts == {"not recovered": 1, "incomplete history": 1}
+    assert check(read_back).findings == check([from_line(to_line(event)) for event in events]).findings
 
 
-def test_an_unfinished_last_line_is_left_out(tmp_path: Path) -> None:
+def test_incomplete_last_line_is_ignored(tmp_path: Path) -> None:
     file = tmp_path / "history.jsonl"
     write_history(file, clean_history(1))
     whole = list(read_history(file))
@@ -69,15 +69,15 @@ def test_an_unfinished_last_line_is_left_out(tmp_path: Path) -> None:
         "[" * 100_000,
     ],
 )
-def test_a_broken_line_is_told_with_its_number(tmp_path: Path, line: str) -> None:
+def test_malformed_line_is_reported_with_its_number(tmp_path: Path, line: str) -> None:
     file = tmp_path / "history.jsonl"
-    file.write_text(f"{to_line(OTHERS[0])}\n{line}\n")
+    file.write_text(f"{to_line(OTHER_EVENTS[0])}\n{line}\n")
     with pytest.raises(HistoryError, match=r"history\.jsonl:2: "):
         list(read_history(file))
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "error"),
     [
         (b"\x80\x81", "the line is not UTF-8"),
         (b"duration_s: 5", "the line is not JSON"),
@@ -87,9 +87,9 @@ def test_a_broken_line_is_told_with_its_number(tmp_path: Path, line: str) -> Non
         (b'{"event":"begin","t":1,"name":"a","seed":1,"partitions":1,"limits":3}', "event 'begin': limits: "),
     ],
 )
-def test_what_is_wrong_with_a_line(tmp_path: Path, line: bytes, told: str) -> None:
+def test_error_states_fault_of_malformed_line(tmp_path: Path, line: bytes, error: str) -> None:
     file = tmp_path / "history.jsonl"
     file.write_bytes(line + b"\n")
     with pytest.raises(HistoryError) as caught:
         list(read_history(file))
-    assert str(caught.value).startswith(f"{file}:1: {told}")
+    assert str(caught.value).startswith(f"{file}:1: {error}")

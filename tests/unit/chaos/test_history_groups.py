@@ -1,4 +1,4 @@
-"""The checker of groups finds each anomaly in a history that has it, and nothing in one that has none."""
+"""The checker finds each injected anomaly of a consumer group and has no findings in clean histories."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.unit.chaos.groups_of_tests import GROUP, GROUP_SPOILS, Spoil, group_h
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**9), partitions=st.integers(1, 4), steps=st.integers(0, 400))
-def test_clean_histories_pass(seed: int, partitions: int, steps: int) -> None:
+def test_clean_group_history_has_no_findings(seed: int, partitions: int, steps: int) -> None:
     events = group_history(seed, partitions=partitions, steps=steps)
     verdict = check(events)
     assert verdict.findings == ()
@@ -40,7 +40,7 @@ def test_clean_histories_pass(seed: int, partitions: int, steps: int) -> None:
 
 
 @pytest.mark.parametrize(("spoil", "kind"), GROUP_SPOILS, ids=[spoil.__name__ for spoil, _ in GROUP_SPOILS])
-def test_each_anomaly_is_found_and_named(spoil: Spoil, kind: Kind) -> None:
+def test_group_checker_names_each_anomaly(spoil: Spoil, kind: Kind) -> None:
     for seed in range(8):
         events = group_history(seed)
         assert check(events).findings == ()
@@ -48,21 +48,21 @@ def test_each_anomaly_is_found_and_named(spoil: Spoil, kind: Kind) -> None:
         assert kind in {finding.kind for finding in check(events).findings}, f"seed {seed}"
 
 
-def test_what_is_written_is_read_again() -> None:
+def test_group_events_round_trip_through_lines() -> None:
     for event in group_history(1, steps=100):
-        again = from_line(to_line(event))
-        assert json.loads(to_line(again)) == json.loads(to_line(event))
-        assert type(again) is type(event)
+        read_back = from_line(to_line(event))
+        assert json.loads(to_line(read_back)) == json.loads(to_line(event))
+        assert type(read_back) is type(event)
 
 
-def history(*events: Event) -> list[tuple[Kind, str]]:
-    """Findings of a history of one partition whose first ten records a member has read."""
+def find(*events: Event) -> list[tuple[Kind, str]]:
+    """Return findings on one partition whose first ten records a member has read."""
     begin = [
         Assigned(0, GROUP, "a", 1, [0], [0]),
         Read(0, "a", ReaderKind.MEMBER, 0, [(offset, str(offset)) for offset in range(10)]),
     ]
     kinds = set(Kind) - {Kind.PHANTOM, Kind.INCOMPLETE}
-    return [(one.kind, one.text) for one in check([*begin, *events]).findings if one.kind in kinds]
+    return [(finding.kind, finding.text) for finding in check([*begin, *events]).findings if finding.kind in kinds]
 
 
 def commit(number: int, begin: float, end: float | None, offset: int, generation: int = 1) -> list[Event]:
@@ -70,51 +70,51 @@ def commit(number: int, begin: float, end: float | None, offset: int, generation
     return [Commit(begin, number, GROUP, "a", generation, [(0, offset)]), outcome]
 
 
-def told(since: float, t: float, offset: int) -> Event:
+def fetch_offset(since: float, t: float, offset: int) -> Event:
     return OffsetsFetched(t, since, GROUP, "observer", [(0, offset)])
 
 
 @pytest.mark.parametrize("offset", [4, 6])
-def test_a_commit_that_failed_may_come_true_late_in_its_generation(offset: int) -> None:
+def test_failed_commit_may_be_applied_late_in_its_generation(offset: int) -> None:
     events = [*commit(1, 1, None, 4), *commit(2, 2, 3, 6)]
-    assert history(*events, told(4, 5, offset)) == []
+    assert find(*events, fetch_offset(4, 5, offset)) == []
 
 
-def test_but_not_after_a_later_generation_was_told() -> None:
+def test_failed_commit_is_not_applied_after_next_assignment() -> None:
     late = [*commit(1, 1, None, 4), *commit(2, 2, 3, 6), Assigned(3.5, GROUP, "b", 2, [0], [0])]
-    assert history(*late, told(4, 5, 4)) == []  # it may have come true before that, and nothing since then
+    assert find(*late, fetch_offset(4, 5, 4)) == []  # applied before the assignment, and no commit since
     newer = [Commit(3.6, 3, GROUP, "b", 2, [(0, 7)]), CommitOk(3.7, 3)]
-    assert history(*late, *newer, told(4, 5, 7)) == []
-    ((kind, text),) = history(*late, *newer, told(4, 5, 4))
+    assert find(*late, *newer, fetch_offset(4, 5, 7)) == []
+    ((kind, text),) = find(*late, *newer, fetch_offset(4, 5, 4))
     assert kind is Kind.COMMIT_WENT_BACK
     assert "which later commits had replaced" in text
 
 
-def test_commits_and_fetches_at_one_time_may_come_in_any_order() -> None:
+def test_concurrent_commits_and_fetches_may_be_applied_in_any_order() -> None:
     events = [*commit(1, 1, 2, 4), *commit(2, 3, 5, 6)]
-    assert history(*events, told(4, 6, 4)) == history(*events, told(4, 6, 6)) == []
-    ((kind, _),) = history(*events, told(5.5, 6, 4))
+    assert find(*events, fetch_offset(4, 6, 4)) == find(*events, fetch_offset(4, 6, 6)) == []
+    ((kind, _),) = find(*events, fetch_offset(5.5, 6, 4))
     assert kind is Kind.COMMIT_WENT_BACK
 
 
-def test_a_commit_of_a_generation_that_is_over_is_accepted_only_if_it_began_before() -> None:
+def test_late_commit_is_accepted_only_if_sent_before_next_generation() -> None:
     later = Assigned(3, GROUP, "b", 2, [0], [0])
-    begun, done = commit(1, 2, 4, 5)
-    assert history(begun, later, done) == []
-    begun, done = commit(1, 3.5, 4, 5)
-    ((kind, _),) = history(later, begun, done)
+    invoke, done = commit(1, 2, 4, 5)
+    assert find(invoke, later, done) == []
+    invoke, done = commit(1, 3.5, 4, 5)
+    ((kind, _),) = find(later, invoke, done)
     assert kind is Kind.COMMIT_STALE
 
 
-def test_an_owner_of_two_generations_that_follow_each_other_is_no_anomaly() -> None:
-    assert history(Assigned(1, GROUP, "b", 2, [0], [0]), Assigned(2, GROUP, "a", 3, [0], [])) == []
+def test_partition_may_change_its_owner_between_generations() -> None:
+    assert find(Assigned(1, GROUP, "b", 2, [0], [0]), Assigned(2, GROUP, "a", 3, [0], [])) == []
 
 
-def test_where_a_member_begins() -> None:
-    begun = [*commit(1, 1, 2, 5), Assigned(3, GROUP, "b", 2, [0], [0])]
+def test_member_starts_at_or_before_committed_offset() -> None:
+    committed = [*commit(1, 1, 2, 5), Assigned(3, GROUP, "b", 2, [0], [0])]
     fetched = OffsetsFetched(4, 3.5, GROUP, "b", [(0, 5)])
     for first in (4, 5):
         read = Read(5, "b", ReaderKind.MEMBER, 0, [(first, str(first))])
-        assert history(*begun, fetched, read) == []
+        assert find(*committed, fetched, read) == []
     read = Read(5, "b", ReaderKind.MEMBER, 0, [(6, "6")])
-    assert history(*begun, fetched, read) == [(Kind.GROUP_SKIPPED, "b starts at offset 6, but the group committed 5")]
+    assert find(*committed, fetched, read) == [(Kind.GROUP_SKIPPED, "b starts at offset 6, but the group committed 5")]
