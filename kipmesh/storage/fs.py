@@ -155,9 +155,11 @@ def write_atomic(fs: FileSystem, path: str, data: bytes, *, sync_dir: bool = Tru
 class RealFileSystem:
     """The operating system's file system, see FileSystem."""
 
+    access = os.O_RDWR
+
     def open(self, path: str, *, create: bool = False) -> File:
         """See FileSystem."""
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        flags = self.access | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         return _RealFile(os.open(path, flags, 0o644))
 
     exists = staticmethod(os.path.exists)

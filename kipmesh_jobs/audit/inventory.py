@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from kipmesh.core.errors import CorruptRecordError
 from kipmesh.core.snapshot.ids import FileKind, parse_file_name
 from kipmesh.storage import checkpoint
-from kipmesh.storage.fs import File, RealFileSystem, _RealFile
+from kipmesh.storage.fs import File, RealFileSystem
 from kipmesh_jobs.frame import JobError
 
 METADATA_TOPIC: Final = "__cluster_metadata"
@@ -130,9 +130,11 @@ class Inventory:
 class ReadOnlyFileSystem(RealFileSystem):
     """The real file system with files opened read-only. Writes raise OSError (EBADF)."""
 
+    access = os.O_RDONLY
+
     def open(self, path: str, *, create: bool = False) -> File:
         """Open a file read-only. Raises FileNotFoundError, also with `create`."""
-        return _RealFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        return super().open(path)
 
 
 def parse_replicas(texts: Iterable[str]) -> list[tuple[str, str]]:
