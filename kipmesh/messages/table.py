@@ -97,7 +97,7 @@ class Api:
     has_records: bool = False
     """Whether requests contain records and may therefore be as large as `socket.request.max.bytes`."""
     request_bytes_max: int | None = None
-    """Maximum size of a request, in addition to the configured limits (LIM-01)."""
+    """Maximum size of a request (LIM-01). `kipmesh.transport.kafka.limits` adds the configured limits."""
     limitations: str = ""
     """Unsupported parts of Apache Kafka's API, for the documentation."""
     stream_comment: str = ""

@@ -1,12 +1,13 @@
-"""State and limits shared by all Kafka connections of a broker: their number, request memory and response memory.
+"""Limits of the Kafka listener (LIM-01), and the state that all its connections share.
 
-`queued.max.request.bytes` bounds the bytes of frames that are being received or processed. A frame is counted as its
-bytes arrive. Without free memory a connection stops reading. When memory is released, connections within a frame
-continue first, because only complete frames can be processed and release memory; then others start their next frame.
-Both groups are served in order of arrival. To avoid a deadlock between incomplete frames, one connection at a time may
-reserve the rest of its frame beyond the limit, so the limit is exceeded by at most one frame.
+The size of a request is limited by `SharedState.request_bytes_max`, from the API's row in `kipmesh.messages.table`. The
+gRPC server applies the same rows in `kipmesh.transport.grpc.server`. The number of list items is limited by `items_max`,
+applied in `kipmesh.messages.kafka.take_items`.
 
-`queued.max.response.bytes` bounds responses that clients have not read; see `ResponseMemory`.
+`queued.max.request.bytes` bounds the memory of frames that are received or processed. A connection without free memory
+stops reading. Connections within a frame continue first, because only complete frames release memory. One connection at
+a time may exceed the limit by the rest of its frame, which avoids a deadlock. `queued.max.response.bytes` bounds
+responses that clients have not read.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ class ConnectionCounts:
 
 
 class Limits(NamedTuple):
-    """Limits of a broker's Kafka listeners; docs/wire.md describes them."""
+    """Limits of a broker's Kafka listeners. The settings are `socket.request.max.*` and others, see docs/wire.md."""
 
     request_bytes_max: int
     queued_bytes_max: int
