@@ -1,7 +1,7 @@
 """Limits of the Kafka listener (LIM-01), and the state that all its connections share.
 
 The size of a request is limited by `SharedState.request_bytes_max`, from the API's row in `kipmesh.messages.table`. The
-gRPC server applies the same rows in `kipmesh.transport.grpc.server`. The number of list items is limited by `items_max`,
+gRPC server applies the same rows in `kipmesh.transport.grpc.server`. `items_max` limits the number of list items; it is
 applied in `kipmesh.messages.kafka.take_items`.
 
 `queued.max.request.bytes` bounds the memory of frames that are received or processed. A connection without free memory
