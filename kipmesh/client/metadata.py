@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 from kipmesh import messages as m
 from kipmesh.client.calls import Backoff, call, raise_failure, task_failure
-from kipmesh.client.types import ClusterDescription, Node, PartitionMetadata, TopicMetadata
+from kipmesh.client.types import Node, PartitionMetadata, TopicMetadata
 from kipmesh.core.config import ClientConfig
 from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
 from kipmesh.transport.grpc.client import ConnectionPool, Meter, TransportError
@@ -137,8 +137,7 @@ class RefreshDue:
 class Metadata:
     """The metadata cache and its refresh task. Belongs to one event loop.
 
-    `brokers` maps ids to brokers, `controller_id` is -1 if unknown. `listeners` are called after each refresh, failed
-    or not.
+    `brokers` maps ids to brokers. `listeners` are called after each refresh, failed or not.
     """
 
     def __init__(
@@ -152,8 +151,6 @@ class Metadata:
     ) -> None:
         self.bootstrap = parse_bootstrap(bootstrap)
         self.brokers: dict[int, Node] = {}
-        self.cluster_id: str | None = None
-        self.controller_id = -1
         self.listeners: list[Callable[[], None]] = []
         self.failure: KafkaError | None = None
         """The error that ended the refresh task. Listeners are called once when it is set."""
@@ -207,11 +204,6 @@ class Metadata:
         entry = self._entries.get(name)
         return entry.metadata if entry is not None else None
 
-    def error(self, name: str) -> ErrorCode:
-        """Return the error of the topic in the last response."""
-        entry = self._entries.get(name)
-        return entry.error if entry is not None else ErrorCode.NONE
-
     def take_error(self, name: str) -> KafkaError | None:
         """Return the topic's error if it should be reported to the application, and reset the count of responses.
 
@@ -249,10 +241,6 @@ class Metadata:
         first = list(self.bootstrap)
         self._random.shuffle(first)
         return list(dict.fromkeys(known + first))
-
-    def describe(self) -> ClusterDescription:
-        """Return the brokers and the controller of the last response."""
-        return ClusterDescription(self.cluster_id, self.controller_id, tuple(self.brokers.values()))
 
     # -- requests
 
@@ -457,8 +445,6 @@ class Metadata:
     def _apply(self, requested: Sequence[str], response: m.MetadataResponse) -> None:
         self._brokers_stale = False
         self.brokers = {each.node_id: Node(each.node_id, each.host, each.port, each.rack) for each in response.brokers}
-        self.cluster_id = response.cluster_id
-        self.controller_id = response.controller_id
         now = self._refreshed_at = time.monotonic()
         topics = {topic.name: topic for topic in response.topics}
         missing = m.MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

@@ -36,22 +36,20 @@ class Portal:
         self._thread.start()
 
     def _run(self) -> None:
+        # asyncio.Runner would log the errors of tasks that fail when they are cancelled.
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
         except BaseException:
             log.exception("client event loop failed")
         finally:
-            self._cancel_all()
+            tasks = asyncio.all_tasks(self._loop)
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
-
-    def _cancel_all(self) -> None:
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and return its result. Interrupting the caller cancels the coroutine."""

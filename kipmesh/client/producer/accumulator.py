@@ -233,7 +233,6 @@ class BufferMemory:
     """The memory budget `buffer.memory`. Waiters are served in order."""
 
     def __init__(self, total_bytes: int) -> None:
-        self.total_bytes = total_bytes
         self.free_bytes = total_bytes
         self.waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
 

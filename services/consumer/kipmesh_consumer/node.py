@@ -129,7 +129,6 @@ def _bind(config: ConsumerServiceConfig) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise HttpAddressError(
-            f"cannot listen on {endpoint.host}:{endpoint.port} (http.listener): {error.strerror}"
-        ) from None
+        text = f"cannot listen on {endpoint.host}:{endpoint.port} (http.listener): {error.strerror}"
+        raise HttpAddressError(text) from None
     return listener

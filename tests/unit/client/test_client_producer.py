@@ -384,7 +384,7 @@ async def test_unknown_topics_and_partitions_raise_errors(monkeypatch: pytest.Mo
                 with pytest.raises(KafkaError, match="'t'") as caught:
                     await producer.send("t", b"x", partition=partition)
                 assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            await until(lambda: producer._metadata.error("nope"), "an answer that does not know it")
+            await until(lambda: producer._metadata._entries["nope"].error, "an answer that does not know it")
             assert not missing.done()
             pass_by(monkeypatch, 100)
             with pytest.raises(KafkaError, match="'nope'") as caught:

@@ -101,7 +101,7 @@ def test_records_that_waited_together_give_up_together(bootstrap: str, monkeypat
     with Producer(bootstrap, **FAST, **{"max.block.ms": 100_000}) as producer:
         missing = [producer.send("missing", b"%d" % index) for index in range(200)]
         deadline = time.monotonic() + 60
-        while not producer._client._metadata.error("missing"):
+        while not ((entry := producer._client._metadata._entries.get("missing")) and entry.error):
             assert time.monotonic() < deadline, "no answer"
             time.sleep(0.005)
         later = SimpleNamespace(monotonic=lambda: time.monotonic() + 100)  # for records that wait for metadata
