@@ -1,4 +1,4 @@
-"""Runs the command `kipmesh` in a process that is forked from one with all imports: a start takes 10 ms, not 500 ms."""
+"""Runs the command `kipmesh` in a process forked from one with all imports: a start takes 10 ms, not 500 ms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess, TimeoutExpired
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # as the command says itself; here it is imported before that
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the command sets it too, but here grpc is imported earlier
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(
     [
@@ -27,7 +27,7 @@ _PROCESSES.set_forkserver_preload(
 )
 
 
-def _be_command(arguments: Sequence[str], environment: Mapping[str, str], cwd: Path, streams: Sequence[str]) -> None:
+def _run_main(arguments: Sequence[str], environment: Mapping[str, str], cwd: Path, streams: Sequence[str]) -> None:
     for number, path in enumerate(streams):
         opened = os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_APPEND)
         os.dup2(opened, number)
@@ -46,7 +46,7 @@ def _be_command(arguments: Sequence[str], environment: Mapping[str, str], cwd: P
 
 
 def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment without variables of kipmesh, and `more`."""
+    """Return the environment without KIPMESH_ variables, plus `more`."""
     return {name: value for name, value in os.environ.items() if not name.startswith("KIPMESH_")} | dict(more or {})
 
 
@@ -57,7 +57,7 @@ def run_command(
     cwd: Path | None = None,
     timeout_s: float = 60,
 ) -> CompletedProcess[str]:
-    """`kipmesh ARGUMENTS`: exit code and output. Without `env` it has `clean_environment()`. Raises TimeoutExpired."""
+    """Run `kipmesh ARGUMENTS`. `env` defaults to `clean_environment()`. Raises TimeoutExpired."""
     words = [str(argument) for argument in arguments]
     with tempfile.TemporaryDirectory(prefix="kipmesh-command-") as name:
         streams = [Path(name) / stream for stream in ("stdin", "stdout", "stderr")]
@@ -65,7 +65,7 @@ def run_command(
             stream.write_bytes(content.encode() if isinstance(content, str) else content)
         environment = clean_environment() if env is None else env
         process = _PROCESSES.Process(
-            target=_be_command, args=(words, environment, cwd or Path.cwd(), [str(stream) for stream in streams])
+            target=_run_main, args=(words, environment, cwd or Path.cwd(), [str(stream) for stream in streams])
         )
         process.start()
         try:
@@ -85,5 +85,5 @@ def run_command(
 async def run_command_beside(
     *arguments: object, stdin: str | bytes = b"", env: Mapping[str, str] | None = None
 ) -> CompletedProcess[str]:
-    """Like `run_command` with an empty environment; the event loop goes on."""
+    """Run `run_command` with an empty environment on a thread, so that the event loop keeps running."""
     return await asyncio.to_thread(run_command, *arguments, stdin=stdin, env=env or {})

@@ -1,4 +1,4 @@
-"""Fixtures that several test folders share."""
+"""Fixtures and settings of all tests."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from bench.kafka_tools import download_kafka_tools
 from kipmesh.cluster import ports
 from kipmesh.transport.grpc import is_poller_error
 
-# Spark starts its process by fork: what gRPC would do in that child, about threads that are not there, may end it.
+# Spark forks. gRPC's fork handlers expect threads that the child does not have and may crash it.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read when grpc is imported: no notes of its own between the tests
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read at the import of grpc: keeps its log lines out of the output
 
 ROOT = Path(__file__).resolve().parent.parent
 POM = ROOT / "tests" / "golden" / "kafka-tools" / "pom.xml"
@@ -31,47 +31,47 @@ JARS = ROOT / "build" / "kafka-tools"
 
 KafkaDump = Callable[..., str]
 
-# An example may take as long as the machine wants, which a limit of 200 ms by itself would not allow; and each run has
-# the same examples. `--hypothesis-profile explore` looks for others.
-_UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("explore", _UNHURRIED)
-settings.register_profile("kipmesh", _UNHURRIED, derandomize=True, database=None, print_blob=True)
+# No deadline for an example, because machines are slow at times. Each run has the same examples;
+# `--hypothesis-profile explore` generates others.
+_NO_DEADLINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("explore", _NO_DEADLINE)
+settings.register_profile("kipmesh", _NO_DEADLINE, derandomize=True, database=None, print_blob=True)
 settings.load_profile("kipmesh")
 
 
-def _concerns_its_loop(record: logging.LogRecord) -> bool:
-    """Not what grpc tells a test's loop about the loop of a test before, or about that of a cluster's thread."""
+def _is_not_poller_error(record: logging.LogRecord) -> bool:
+    """Drop errors that grpc reports to a test's event loop about another loop."""
     return not is_poller_error(record.getMessage(), record.exc_info[1] if record.exc_info else None)
 
 
-logging.getLogger("asyncio").addFilter(_concerns_its_loop)
+logging.getLogger("asyncio").addFilter(_is_not_poller_error)
 
 for _renderer in structlog.get_config()["processors"]:
     if isinstance(_renderer, structlog.dev.ConsoleRenderer):
-        _renderer.exception_formatter = structlog.dev.plain_traceback  # its own prints locals: whole clusters
+        _renderer.exception_formatter = structlog.dev.plain_traceback  # without local variables
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What chance, other workers and earlier files of the same worker must not decide."""
+    """Make examples and ports independent of chance, other workers and the order of files."""
     if config.getoption("--hypothesis-profile") is None:
-        # Hypothesis tries constants of all modules that are loaded, which are other ones in each order of the files.
+        # Hypothesis draws constants from all loaded modules, which depend on the order of the files.
         providers._get_local_constants = Constants
     worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    # A port that is free while its node is down would be another worker's by the time the node is back.
-    own = (ports._last_port() + 1 - ports.FIRST) // workers
-    ports.FIRST += int(worker) * own
-    last = ports.FIRST + own - 1
+    # Each worker has its range: another worker must not take the port of a stopped node.
+    range_size = (ports._last_port() + 1 - ports.FIRST) // workers
+    ports.FIRST += int(worker) * range_size
+    last = ports.FIRST + range_size - 1
     ports._last_port = lambda: last
 
 
 @contextmanager
-def _left_as_found() -> Iterator[None]:
-    """A command that runs in this process sets up logs and signals for all of it, and variables."""
+def _restored_settings() -> Iterator[None]:
+    """Restore logging, signal handlers and KIPMESH_ variables, which commands in this process change."""
     was_configured, config = structlog.is_configured(), structlog.get_config()
     root = logging.getLogger()
     level, handlers, disabled = root.level, list(root.handlers), root.manager.disable
-    variables = _own_variables()
+    variables = _kipmesh_variables()
     handled = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in handled.items():
@@ -85,39 +85,38 @@ def _left_as_found() -> Iterator[None]:
     root.handlers[:] = handlers
     logging.disable(disabled)
     logging.captureWarnings(capture=False)
-    for name in _own_variables():
+    for name in _kipmesh_variables():
         del os.environ[name]
     os.environ.update(variables)
 
 
-def _own_variables() -> dict[str, str]:
+def _kipmesh_variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith("KIPMESH_")}
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _file_leaves_no_settings() -> Iterator[None]:
-    """What fixtures of a file set; which file comes next in this process depends on the workers' pace."""
-    with _left_as_found():
+def _restore_settings_after_module() -> Iterator[None]:
+    with _restored_settings():
         yield
 
 
 @pytest.fixture(autouse=True)
-def _test_leaves_no_settings(_file_leaves_no_settings: None) -> Iterator[None]:
-    with _left_as_found():
+def _restore_settings_after_test(_restore_settings_after_module: None) -> Iterator[None]:
+    with _restored_settings():
         yield
 
 
 @pytest.fixture
-def logs_that_can_be_read(_test_leaves_no_settings: None) -> None:
-    """As they are by themselves: a cluster of a fixture of this file has configured them for the whole process."""
+def default_structlog(_restore_settings_after_test: None) -> None:
+    """Default structlog configuration, which pytest captures: a cluster fixture configures the whole process."""
     structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")
 def kafka_dump() -> KafkaDump:
-    """`dump(files, *options)`: what Apache Kafka's DumpLogSegments prints; a complaint fails the test.
+    """`dump(files, *options)`: output of Apache Kafka's DumpLogSegments. A warning fails the test.
 
-    With `compacted=True` records may be missing between others: it says so of compacted segments of Kafka's, too.
+    With `compacted=True`, warnings about missing offsets are ignored. Apache Kafka's own compacted segments cause them.
     """
     problem = download_kafka_tools(POM, JARS)
     if problem:
@@ -129,8 +128,8 @@ def kafka_dump() -> KafkaDump:
         done = subprocess.run(command, capture_output=True, text=True, timeout=220, check=False)
         assert done.returncode == 0, done.stderr + done.stdout
         missing = ("Non-consecutive offsets in ", " is followed by ")
-        complaints = [line for line in done.stderr.splitlines() if not any(each in line for each in missing)]
-        assert not complaints if compacted else done.stderr == ""
+        warnings = [line for line in done.stderr.splitlines() if not any(text in line for text in missing)]
+        assert not warnings if compacted else done.stderr == ""
         assert "isvalid: false" not in done.stdout
         assert "invalid bytes" not in done.stdout
         return done.stdout

@@ -1,4 +1,4 @@
-"""Clusters for the end-to-end tests; whatever a test does, none of its processes is left."""
+"""Fixture of end-to-end tests: a cluster of processes that is stopped after each test."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.mesh_of_tests import Mesh
+from tests.e2e.cli_of_tests import ClusterCli
 
 
 @pytest.fixture
-def mesh(tmp_path: Path) -> Iterator[Mesh]:
-    """A cluster that is not up yet."""
-    it = Mesh(tmp_path / "mesh")
-    yield it
-    if (it.folder / "cluster.json").exists():
-        it.run("local", "down", "--timeout", "0")
-        assert it.alive() == []
+def cluster(tmp_path: Path) -> Iterator[ClusterCli]:
+    """A cluster that is not started yet."""
+    cli = ClusterCli(tmp_path / "cluster")
+    yield cli
+    if (cli.directory / "cluster.json").exists():
+        cli.run("local", "down", "--timeout", "0")
+        assert cli.running_nodes() == []

@@ -1,4 +1,4 @@
-"""What the tests of the metadata quorum share: what brokers say, what is on controllers' disks, what /metrics has."""
+"""Helpers for tests of the metadata quorum: topics of brokers, files of controllers, /metrics and logs of nodes."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ SMALL_SNAPSHOTS = {
     "metadata.log.max.record.bytes.between.snapshots": "4000",
     "broker.session.timeout.ms": "15000",
 }
-"""Who is killed is fenced because its connection broke: brokers that only stand still must not be."""
+"""Frequent snapshots. The session outlasts pauses: only killed brokers are fenced, when their connection breaks."""
 CLEANED_AT_ONCE = {**SMALL_SNAPSHOTS, "metadata.max.retention.bytes": "1", "metadata.log.segment.bytes": "16384"}
-"""The log starts at the newest snapshot, whatever replicas may still need of it."""
+"""The log starts at the newest snapshot, even if replicas still need earlier records."""
 
 
-# -- what brokers say
+# -- topics of brokers
 
 
 async def _all_topics(address: str) -> MetadataResponse:
@@ -47,9 +47,9 @@ async def _all_topics(address: str) -> MetadataResponse:
         await pool.close()
 
 
-def topics_at(mesh: QuorumCluster, broker: QuorumNode) -> dict[str, bytes]:
-    """Name -> topic id as this one broker describes all topics; each name and each id once."""
-    topics = mesh.run(_all_topics(broker.grpc)).topics
+def topics_at(cluster: QuorumCluster, broker: QuorumNode) -> dict[str, bytes]:
+    """Return name -> topic id of all topics in the broker's metadata; asserts that names and ids are unique."""
+    topics = cluster.run(_all_topics(broker.grpc)).topics
     found = {topic.name or "": topic.topic_id for topic in topics}
     assert len(found) == len(topics), "a topic is described twice"
     assert len(set(found.values())) == len(topics), "two topics have one id"
@@ -57,76 +57,78 @@ def topics_at(mesh: QuorumCluster, broker: QuorumNode) -> dict[str, bytes]:
 
 
 def missing(wanted: Mapping[str, bytes], found: Mapping[str, bytes]) -> list[str]:
-    """Names that are not there, or under another id than was acknowledged (empty: any)."""
+    """Return names that `found` lacks or has with another id. An empty id in `wanted` matches any."""
     return [name for name, topic_id in wanted.items() if name not in found or topic_id not in (b"", found[name])]
 
 
-def check_broker(mesh: QuorumCluster, broker: QuorumNode, wanted: Mapping[str, bytes]) -> None:
-    """The broker describes every topic that was acknowledged."""
+def check_broker(cluster: QuorumCluster, broker: QuorumNode, wanted: Mapping[str, bytes]) -> None:
+    """Wait until the broker has every acknowledged topic."""
     wait_for(
-        lambda: not missing(wanted, topics_at(mesh, broker)),
-        lambda: f"{missing(wanted, topics_at(mesh, broker))[:5]} at {broker.name}",
+        lambda: not missing(wanted, topics_at(cluster, broker)),
+        lambda: f"{missing(wanted, topics_at(cluster, broker))[:5]} at {broker.name}",
     )
 
 
-def check_brokers(mesh: QuorumCluster, wanted: Mapping[str, bytes]) -> None:
-    """Every broker describes every topic that was acknowledged, and all describe the same."""
-    for broker in mesh.brokers:
-        check_broker(mesh, broker, wanted)
+def check_brokers(cluster: QuorumCluster, wanted: Mapping[str, bytes]) -> None:
+    """Wait until every broker has every acknowledged topic and all brokers have the same topics."""
+    for broker in cluster.brokers:
+        check_broker(cluster, broker, wanted)
 
     def differing() -> list[str]:
-        first, *others = [topics_at(mesh, broker) for broker in mesh.brokers]
+        first, *others = [topics_at(cluster, broker) for broker in cluster.brokers]
         return sorted({name for other in others for name, _ in first.items() ^ other.items()})
 
     wait_for(lambda: not differing(), lambda: f"agreement of the brokers on {differing()[:5]}")
 
 
-def create(mesh: QuorumCluster, names: Iterable[str], *, partitions: int = 1, replicas: int = 1, **config: Any) -> None:
-    """Create topics, in requests of their own, so that each is a batch of its own in the metadata log."""
+def create(
+    cluster: QuorumCluster, names: Iterable[str], *, partitions: int = 1, replicas: int = 1, **config: Any
+) -> None:
+    """Create topics, one per request, so that each is a separate batch in the metadata log."""
 
     async def work() -> None:
-        async with AdminClient(mesh.bootstrap, **config) as admin:
+        async with AdminClient(cluster.bootstrap, **config) as admin:
             for name in names:
                 await admin.create_topics([NewTopic(name, partitions, replicas)], wait=False)
 
-    mesh.run(work())
+    cluster.run(work())
 
 
-def delete(mesh: QuorumCluster, names: Iterable[str]) -> None:
-    """Delete topics, one by one."""
+def delete(cluster: QuorumCluster, names: Iterable[str]) -> None:
+    """Delete topics, one per request."""
 
     async def work() -> None:
-        async with AdminClient(mesh.bootstrap) as admin:
+        async with AdminClient(cluster.bootstrap) as admin:
             for name in names:
                 await admin.delete_topics([name], wait=False)
 
-    mesh.run(work())
+    cluster.run(work())
 
 
-# -- what is on disk
+# -- files of nodes
 
 
 def dump(command: str, file: Path) -> list[dict[str, Any]]:
-    """`kipmesh log|snapshot dump FILE --json`, which finds nothing wrong."""
+    """Output of `kipmesh log|snapshot dump FILE --json`; asserts that the file is valid."""
     done = CliRunner().invoke(app, [command, "dump", str(file), "--json"])
     assert done.exit_code == 0, f"{file}: {done.output[-500:]}"
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def segments(node: QuorumNode) -> list[Path]:
-    """Segment files of its metadata log, oldest first."""
+    """Segments of the node's metadata log, oldest first."""
     return sorted(node.metadata.glob("*.log"))
 
 
 def snapshots(node: QuorumNode) -> list[Path]:
-    """Its snapshots, oldest first."""
+    """Metadata snapshots of the node, oldest first."""
     return sorted(node.metadata.glob("*.checkpoint"))
 
 
 def topics_on_disk(node: QuorumNode) -> dict[str, bytes]:
-    """Name -> topic id by the newest snapshot and the log after it; a topic that is made twice fails the test.
+    """Return name -> topic id from the newest snapshot and the log after it; asserts that no topic is created twice.
 
-    A node that runs writes, and deletes what a newer snapshot makes needless: what was read while it did is read again.
+    A running node writes and deletes files: the read is repeated if the files changed during it.
     """
     while True:
         before = _files(node)
@@ -145,7 +147,7 @@ def _files(node: QuorumNode) -> dict[str, int]:
 
 
 def sizes(files: Iterable[Path]) -> dict[str, int]:
-    """By name, of those that are still there when they are looked at."""
+    """Return name -> bytes of the files that still exist."""
     found = {}
     for file in files:
         with suppress(FileNotFoundError):
@@ -159,18 +161,18 @@ def _topics_on_disk(node: QuorumNode) -> dict[str, bytes]:
     if snapshots(node):
         newest = snapshots(node)[-1]
         start = int(newest.name.partition("-")[0])
-        _play(found, dump("snapshot", newest))
+        _replay(found, dump("snapshot", newest))
     for segment in segments(node):
-        _play(found, (one for one in dump("log", segment) if one.get("offset", -1) >= start))
+        _replay(found, (line for line in dump("log", segment) if line.get("offset", -1) >= start))
     return found
 
 
-def _play(found: dict[str, bytes], lines: Iterable[dict[str, Any]]) -> None:
+def _replay(found: dict[str, bytes], lines: Iterable[dict[str, Any]]) -> None:
     for payload in filter(None, (line.get("payload") for line in lines)):
         match payload["type"]:
             case "TopicRecord":
                 name, topic_id = payload["data"]["name"], _topic_id(payload["data"]["topic_id"])
-                assert name not in found, f"{name} is there twice"
+                assert name not in found, f"{name} is created twice"
                 assert topic_id not in found.values(), f"{name} has the id of another topic"
                 found[name] = topic_id
             case "RemoveTopicRecord":
@@ -183,28 +185,28 @@ def _topic_id(text: str) -> bytes:
     return base64.urlsafe_b64decode(text + "==")
 
 
-def check_disks(mesh: QuorumCluster, wanted: Mapping[str, bytes]) -> None:
-    """Each controller's own files have each acknowledged topic once, and what brokers describe, no more."""
-    mesh.wait_caught_up()
-    described = topics_at(mesh, mesh.brokers[0])
-    for controller in mesh.controllers:
+def check_disks(cluster: QuorumCluster, wanted: Mapping[str, bytes]) -> None:
+    """Assert that each controller's files have all acknowledged topics and exactly the topics of the brokers."""
+    cluster.wait_caught_up()
+    described = topics_at(cluster, cluster.brokers[0])
+    for controller in cluster.controllers:
         found = topics_on_disk(controller)
         assert not missing(wanted, found)
         assert found == described, controller.name
 
 
 def acknowledged(creations: Iterable[Creations]) -> dict[str, bytes]:
-    """All topics that several creations were told of."""
-    return {name: topic_id for each in creations for name, topic_id in each.acknowledged.items()}
+    """Return name -> topic id of all topics that the cluster acknowledged."""
+    return {name: topic_id for creation in creations for name, topic_id in creation.acknowledged.items()}
 
 
-# -- what nodes say of themselves
+# -- metrics and logs of nodes
 
 
 def metrics(node: QuorumNode) -> dict[str, float]:
-    """What /metrics has: `name`, or `name{label=value}` for what has labels."""
-    with urllib.request.urlopen(f"http://{node.http}/metrics", timeout=60) as answer:
-        text = answer.read().decode()
+    """Return the samples of /metrics by `name` or `name{label=value}`."""
+    with urllib.request.urlopen(f"http://{node.http}/metrics", timeout=60) as response:
+        text = response.read().decode()
     return dict(_samples(text))
 
 
@@ -216,23 +218,23 @@ def _samples(text: str) -> Iterator[tuple[str, float]]:
 
 
 def state_of(node: QuorumNode) -> str:
-    """What it is to the quorum, by its /metrics: `leader`, `follower` ..."""
+    """Return the quorum state of the node from its /metrics: `leader`, `follower` ..."""
     states = [name for name, value in metrics(node).items() if name.startswith(f"{RAFT}current_state") and value]
     assert len(states) == 1, states
     return states[0].partition("=")[2].rstrip("}")
 
 
 def lines_of(node: QuorumNode, offset: int = 0) -> list[str]:
-    """What a node wrote to its log after `offset` bytes, without a line that it has not ended yet."""
+    """Return complete lines of the node's log after `offset` bytes."""
     return node.log.read_bytes()[offset:].rpartition(b"\n")[0].decode().splitlines()
 
 
 def log_end(node: QuorumNode) -> int:
-    """Bytes of a node's log so far."""
+    """Size of the node's log in bytes."""
     return node.log.stat().st_size
 
 
 def wait_metric(node: QuorumNode, name: str, above: float) -> float:
-    """Until this metric is above a number; its value then."""
+    """Wait until the metric is above a number and return its value."""
     wait_for(lambda: metrics(node).get(name, above) > above, lambda: f"{name} > {above:g} at {node.name}")
     return metrics(node)[name]

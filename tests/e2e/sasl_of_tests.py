@@ -1,4 +1,4 @@
-"""What librdkafka needs to come in by SASL."""
+"""Settings of librdkafka for SASL."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kipmesh.cluster import LocalCluster
 
 
 def settings(cluster: LocalCluster, user: str, password: str, mechanism: str) -> dict[str, Any]:
-    """At the cluster's listener of the Kafka protocol, without TLS."""
+    """Return the client configuration for the cluster's Kafka listener, without TLS."""
     return {
         "bootstrap.servers": cluster.kafka_bootstrap,
         "security.protocol": "SASL_PLAINTEXT",

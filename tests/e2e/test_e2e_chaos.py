@@ -1,6 +1,6 @@
-"""`kipmesh chaos` in short: faults on live processes, nothing found; a mesh that may lose records, found; clean stops.
+"""Short runs of `kipmesh chaos`: faults on live processes, detection of lost records, interrupted runs.
 
-The experiments of `deploy/chaos` are longer: `make chaos`.
+`make chaos` runs the longer experiments of `deploy/chaos`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-P", "-m", "kipmesh.cli.main", "chaos", *map(str, arguments)]
 
 
-def experiment(folder: Path, faults: list[dict[str, Any]], duration_s: float, **changes: Any) -> Path:
-    file = folder / "experiment.yaml"
-    # The machine that runs the tests may be busy: what is asked for here is that things go on, not how fast.
+def experiment(directory: Path, faults: list[dict[str, Any]], duration_s: float, **changes: Any) -> Path:
+    file = directory / "experiment.yaml"
+    # Loose limits: the machine may be busy, and these tests do not measure speed.
     steady = {"write_gap_s": 20, "read_delay_s": 25, "recovered_within_s": 60}
     document = {
         "name": "in-a-test",
@@ -52,52 +52,60 @@ def experiment(folder: Path, faults: list[dict[str, Any]], duration_s: float, **
     return file
 
 
-def left_over(folder: Path) -> list[psutil.Process]:
-    """Processes whose command line names the folder."""
-    found = psutil.process_iter(["cmdline"])
-    return [one for one in found if any(str(folder) in argument for argument in one.info["cmdline"] or ())]
+def processes_in(directory: Path) -> list[psutil.Process]:
+    """Processes whose command line names the directory."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(directory) in argument for argument in process.info["cmdline"] or ())
+    ]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """Where runs go; no process of theirs is left."""
-    it = tmp_path / "runs"
-    yield it
+def run_directory(tmp_path: Path) -> Iterator[Path]:
+    """Directory of runs. Asserts that no process of a run is left."""
+    directory = tmp_path / "runs"
+    yield directory
     deadline = time.monotonic() + 60
-    while (left := left_over(it)) and time.monotonic() < deadline:
+    while (left := processes_in(directory)) and time.monotonic() < deadline:
         time.sleep(0.05)
     for process in left:
         process.kill()
     assert not left
 
 
-def run(file: Path, folder: Path, *, code: int = 0) -> tuple[dict[str, Any], str]:
-    """The summary, and what was printed."""
-    done = subprocess.run(
-        command("run", file, "--dir", folder, "--seed", 5), capture_output=True, text=True, timeout=220, env=ENVIRONMENT
-    )
-    said = f"{done.returncode}\n{done.stdout}\n{done.stderr}"
-    assert done.returncode == code, said
-    file = folder / "in-a-test-5" / "summary.json"
-    assert file.exists(), said  # a run that could not be done has the same exit code as one that found something
+def run_command(file: Path, run_directory: Path) -> subprocess.CompletedProcess[str]:
+    arguments = command("run", file, "--dir", run_directory, "--seed", 5)
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=220, env=ENVIRONMENT)
+
+
+def run(file: Path, run_directory: Path, *, code: int = 0) -> tuple[dict[str, Any], str]:
+    """Return the summary and the standard output."""
+    done = run_command(file, run_directory)
+    output = f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == code, output
+    file = run_directory / "in-a-test-5" / "summary.json"
+    assert file.exists(), output  # a failed run has the same exit code as a run with anomalies
     summary: dict[str, Any] = json.loads(file.read_text())
     return summary, done.stdout
 
 
-def test_dead_held_and_damaged_nodes_lose_nothing(tmp_path: Path, folder: Path) -> None:
+def test_no_acknowledged_record_is_lost_when_nodes_are_killed_paused_or_damaged(
+    tmp_path: Path, run_directory: Path
+) -> None:
     faults = [
         {"kind": "kill", "target": "leader:0", "at_s": 1, "for_s": 3},
         {"kind": "pause", "target": "controller:active", "at_s": 5, "for_s": 3},
         {"kind": "torn-tail", "target": "follower:1", "at_s": 7, "for_s": 1},
     ]
-    summary, printed = run(experiment(tmp_path, faults, 12), folder)
+    summary, printed = run(experiment(tmp_path, faults, 12), run_directory)
     assert "no anomaly" in printed
     assert summary["clean"] is True
     assert summary["faults_by_kind"] == {"kill": 1, "pause": 1, "torn-tail": 1}
     assert summary["acknowledged"] > 100
     assert summary["read"] >= 3 * summary["acknowledged"]
-    home = folder / "in-a-test-5"
-    assert sorted(one.name for one in home.iterdir()) == ["history.jsonl", "report.html", "summary.json"]
+    home = run_directory / "in-a-test-5"
+    assert sorted(file.name for file in home.iterdir()) == ["history.jsonl", "report.html", "summary.json"]
     again = subprocess.run(
         command("check", home / "history.jsonl", "--json"), capture_output=True, text=True, timeout=100, env=ENVIRONMENT
     )
@@ -105,15 +113,12 @@ def test_dead_held_and_damaged_nodes_lose_nothing(tmp_path: Path, folder: Path) 
     assert json.loads(again.stdout)["acknowledged"] == summary["acknowledged"]
 
 
-def test_a_group_whose_coordinator_dies_skips_nothing(tmp_path: Path, folder: Path) -> None:
+def test_group_skips_no_record_when_its_coordinator_is_killed(tmp_path: Path, run_directory: Path) -> None:
     faults = [{"kind": "kill", "target": "coordinator", "at_s": 1, "for_s": 2}]
     workload = {"partitions": 3, "producers": 3, "racks": [], "group": {"members": 2, "churn_s": 3}}
-    steady = {
-        "write_gap_s": 20,
-        "read_delay_s": 60,
-        "recovered_within_s": 60,
-    }  # a member that dies has 6 s to come back
-    summary, printed = run(experiment(tmp_path, faults, 8, workload=workload, steady_state=steady), folder)
+    # The session of a killed member ends after 6 s.
+    steady = {"write_gap_s": 20, "read_delay_s": 60, "recovered_within_s": 60}
+    summary, printed = run(experiment(tmp_path, faults, 8, workload=workload, steady_state=steady), run_directory)
     assert summary["clean"] is True
     assert summary["faults_by_kind"] == {"kill": 1}
     assert summary["generations"] > 1
@@ -122,91 +127,89 @@ def test_a_group_whose_coordinator_dies_skips_nothing(tmp_path: Path, folder: Pa
 
 
 @linux
-def test_a_broken_network_and_clocks_lose_nothing(tmp_path: Path, folder: Path) -> None:
+def test_no_record_is_lost_under_network_faults_and_clock_jumps(tmp_path: Path, run_directory: Path) -> None:
     faults = [
         {"kind": "clock-jump", "target": "all:nodes", "at_s": 0.5, "for_s": 2, "jump_s": 7200},
         {"kind": "cut", "target": "follower:0", "direction": "in", "at_s": 1, "for_s": 3},
         {"kind": "delay", "target": "controller:active", "at_s": 5, "for_s": 2, "delay_ms": 50},
         {"kind": "cut", "target": "leader:0", "at_s": 8, "for_s": 4},
     ]
-    summary, _printed = run(experiment(tmp_path, faults, 14), folder)
+    summary, _printed = run(experiment(tmp_path, faults, 14), run_directory)
     assert summary["clean"] is True
     assert summary["faults_by_kind"] == {"clock-jump": 1, "cut": 2, "delay": 1}
 
 
 @linux
-def test_a_broker_goes_on_without_a_folder_that_failed(tmp_path: Path, folder: Path) -> None:
-    """The run itself says it is an anomaly when the broker does not notice, or ends."""
-    faults = [{"kind": "failed-folder", "target": "leader:0", "at_s": 1, "for_s": 6}]
+def test_broker_continues_without_a_failed_log_directory(tmp_path: Path, run_directory: Path) -> None:
+    """The run reports an anomaly if the broker does not notice the failure or exits."""
+    faults = [{"kind": "failed-run_directory", "target": "leader:0", "at_s": 1, "for_s": 6}]
     file = experiment(tmp_path, faults, 16, workload={"partitions": 4})
-    tried = subprocess.run(
-        command("run", file, "--dir", folder, "--seed", 5), capture_output=True, text=True, timeout=220, env=ENVIRONMENT
-    )
+    tried = run_command(file, run_directory)
     if tried.returncode == 77:
         pytest.skip(tried.stdout)
     assert tried.returncode == 0, f"{tried.stdout}\n{tried.stderr}"
-    summary = json.loads((folder / "in-a-test-5" / "summary.json").read_text())
+    summary = json.loads((run_directory / "in-a-test-5" / "summary.json").read_text())
     assert summary["clean"] is True
-    assert summary["faults_by_kind"] == {"failed-folder": 1}
+    assert summary["faults_by_kind"] == {"failed-run_directory": 1}
     assert summary["acknowledged"] > 0
 
 
 @linux
 @pytest.mark.timeout(600)
-def test_two_minutes_of_faults_by_chance_lose_nothing(tmp_path: Path, folder: Path) -> None:
-    """`deploy/chaos/random.yaml` in short; its own limits are for a machine that does nothing else."""
-    seed = 36  # its first eight faults are of six kinds
+def test_no_record_is_lost_in_two_minutes_of_random_faults(tmp_path: Path, run_directory: Path) -> None:
+    """Run `deploy/chaos/random.yaml` for a shorter time and with limits for a busy machine."""
+    seed = 36  # the first eight faults have six kinds
     document = yaml.safe_load((DEPLOY / "random.yaml").read_text())
     document["steady_state"] = {"write_gap_s": 60, "read_delay_s": 75, "recovered_within_s": 120}
     file = tmp_path / "random.yaml"
     file.write_text(yaml.safe_dump(document))
-    arguments = command("run", file, "--dir", folder, "--seed", seed, "--duration", 120)
+    arguments = command("run", file, "--dir", run_directory, "--seed", seed, "--duration", 120)
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=560, env=ENVIRONMENT)
     assert done.returncode == 0, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
     assert "no anomaly" in done.stdout
-    summary = json.loads((folder / f"random-{seed}" / "summary.json").read_text())
+    summary = json.loads((run_directory / f"random-{seed}" / "summary.json").read_text())
     assert (summary["clean"], summary["anomalies"]) == (True, {})
     assert summary["faults_s"] >= 120
     assert len(summary["faults_by_kind"]) >= 3
     assert summary["acknowledged"] > 100
     assert summary["read"] >= 3 * summary["acknowledged"]
-    history = list(read_history(folder / f"random-{seed}" / "history.jsonl"))
-    by_chance = load(file).random
-    assert by_chance is not None
-    if not any(isinstance(one, Note) and "did not happen" in one.text for one in history):  # there was no target
-        happened = [one.kind for one in history if isinstance(one, FaultBegan)]
-        assert happened == [one.fault.kind for one in islice(by_chance.plan(seed), len(happened))]
+    history = list(read_history(run_directory / f"random-{seed}" / "history.jsonl"))
+    random_faults = load(file).random
+    assert random_faults is not None
+    if not any(isinstance(event, Note) and "did not happen" in event.text for event in history):  # without a target
+        happened = [event.kind for event in history if isinstance(event, FaultBegan)]
+        assert happened == [planned.fault.kind for planned in islice(random_faults.plan(seed), len(happened))]
 
 
 @linux
-def test_what_a_leader_acknowledged_alone_is_found_to_be_lost(tmp_path: Path, folder: Path) -> None:
-    """The checker's own check: with acks=1 a leader that is cut off acknowledges what nobody else has."""
-    # Much longer than a session: another leader has to be there before the cut ends.
+def test_checker_finds_records_lost_with_acks_1(tmp_path: Path, run_directory: Path) -> None:
+    """With acks=1 an isolated leader acknowledges records that no other replica has."""
+    # Much longer than a session, so that another leader is elected before the cut ends.
     faults = [{"kind": "cut", "target": "leader:0", "at_s": 1, "for_s": 8}]
     workload = {"producer_config": {"acks": 1}, "records_per_s": 50}
-    summary, printed = run(experiment(tmp_path, faults, 11, workload=workload), folder, code=1)
+    summary, printed = run(experiment(tmp_path, faults, 11, workload=workload), run_directory, code=1)
     assert summary["anomalies"]["lost acknowledged write"] > 0
     assert "lost acknowledged write" in printed
-    home = folder / "in-a-test-5"
-    assert (home / "cluster" / "cluster.json").exists()  # kept, to be looked into
+    home = run_directory / "in-a-test-5"
+    assert (home / "cluster" / "cluster.json").exists()  # kept for inspection
     assert "lost acknowledged write" in (home / "report.html").read_text()
 
 
-def test_a_run_that_is_stopped_leaves_nothing(tmp_path: Path, folder: Path) -> None:
+def test_interrupted_run_leaves_no_processes(tmp_path: Path, run_directory: Path) -> None:
     faults = [{"kind": "pause", "target": "all:nodes", "at_s": 0, "for_s": 60}]
     file = experiment(tmp_path, faults, 60)
     with subprocess.Popen(
-        command("run", file, "--dir", folder, "--seed", 5), stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+        command("run", file, "--dir", run_directory, "--seed", 5), stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
     ) as process:
         assert process.stderr is not None
-        history = folder / "in-a-test-5" / "history.jsonl"
+        history = run_directory / "in-a-test-5" / "history.jsonl"
         deadline = time.monotonic() + 120
         while not history.exists() or '"fault-began"' not in history.read_text():
             assert time.monotonic() < deadline
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        said = process.stderr.read()
+        errors = process.stderr.read()
         assert process.wait(60) == 128 + signal.SIGTERM
-        assert "interrupted" in said
-        assert "Traceback" not in said
+        assert "interrupted" in errors
+        assert "Traceback" not in errors

@@ -1,6 +1,6 @@
-"""Consumers read in their own rack, go on when the replica there dies, and come back to it, in each of the modes.
+"""Consumers read from the replica in their rack, survive its failure, and return to it, in each selection mode.
 
-How fast is measured by `python -m bench.closest`; here time limits are such that a busy machine keeps them.
+Time limits suit a busy machine. `python -m bench.closest` measures the speed.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ pytestmark = pytest.mark.slow
 
 BROKERS = {"broker.session.timeout.ms": "60000"}
 CONSUMERS = {"fetch.max.wait.ms": "10000"}
-"""Nobody is taken for silent: a killed replica is noticed by its connections."""
+"""No session or fetch times out: consumers notice a killed replica by its closed connections."""
 GAP_S = 25.0
 
 
 @pytest.mark.parametrize("mode", ["fetch", "metadata", "consumer"])
-def test_the_replica_nearby_is_read_and_read_again(mode: str) -> None:
+def test_consumer_reads_the_nearby_replica_and_returns_to_it_after_its_restart(mode: str) -> None:
     outcome = closest.run_mode(mode, closest.arguments(["--quick"]), brokers=BROKERS, consumers=CONSUMERS)
     assert outcome.clients.own > 0
     assert outcome.clients.share >= closest.SHARE_TARGET
-    if mode == "fetch":  # in the others fetches do not name the rack
+    if mode == "fetch":  # fetches of the other modes do not carry the rack
         assert outcome.brokers.share >= closest.SHARE_TARGET
     assert outcome.gap_s < GAP_S
 
 
-def test_without_a_selector_all_bytes_cross_racks() -> None:
+def test_all_bytes_cross_racks_without_a_replica_selector() -> None:
     outcome = closest.run_mode(closest.OFF, closest.arguments(["--quick"]), brokers=BROKERS, consumers=CONSUMERS)
     assert outcome.clients.own == outcome.brokers.own == 0
     assert outcome.clients.other > 0

@@ -1,4 +1,4 @@
-"""A compacted topic on a cluster of processes: it shrinks on every replica, and readers see each key's last value."""
+"""Compaction on a cluster of processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from kipmesh.client import AdminClient, Consumer, NewTopic, Producer, TopicPartition
 from kipmesh.testing import until as eventually
-from tests.e2e.mesh_of_tests import Mesh
+from tests.e2e.cli_of_tests import ClusterCli
 
 KEYS = 5
 RECORDS = 400
@@ -17,20 +17,20 @@ RECORDS = 400
 pytestmark = pytest.mark.timeout(300)
 
 
-def sizes(folder: Path) -> list[int]:
-    """Bytes of the logs of the topic's partition, by replica."""
-    return [sum(size(path) for path in log.glob("*.log")) for log in folder.glob("*/data/kept-0")]
+def sizes(directory: Path) -> list[int]:
+    """Return the log size of each replica in bytes."""
+    return [sum(size(path) for path in log.glob("*.log")) for log in directory.glob("*/data/kept-0")]
 
 
 def size(segment: Path) -> int:
-    """Nothing of one that the cleaner took away since it was listed."""
+    """Return the size in bytes, or 0 if the cleaner has deleted the segment."""
     try:
         return segment.stat().st_size
     except FileNotFoundError:
         return 0
 
 
-async def run(bootstrap: str, folder: Path) -> None:
+async def run(bootstrap: str, directory: Path) -> None:
     configs = {"cleanup.policy": "compact", "segment.bytes": "8000", "file.delete.delay.ms": "0"}
     async with AdminClient(bootstrap) as admin:
         await admin.create_topics([NewTopic("kept", 1, 2, configs=configs)])
@@ -41,9 +41,9 @@ async def run(bootstrap: str, folder: Path) -> None:
         full = RECORDS * 60
 
         def are_small() -> bool:
-            found = sizes(folder)
+            found = sizes(directory)
             assert len(found) == 2
-            return all(0 < one < full / 2 for one in found)
+            return all(0 < log_bytes < full / 2 for log_bytes in found)
 
         await eventually(are_small, "smaller replicas", 60)
         await producer.send("kept", b"end", key=b"end")
@@ -62,7 +62,9 @@ async def run(bootstrap: str, folder: Path) -> None:
     assert seen == {b"%d" % (n % KEYS): b"value-%d" % n * 10 for n in range(RECORDS - KEYS, RECORDS)}
 
 
-def test_a_compacted_topic_shrinks(mesh: Mesh) -> None:
+def test_compacted_topic_shrinks_on_every_replica_and_keeps_last_values(cluster: ClusterCli) -> None:
     settings = ("log.cleaner.backoff.ms=300", "log.flush.scheduler.interval.ms=200")
-    mesh.local("up", "--leaders", "1", "--followers", "1", *(text for each in settings for text in ("--config", each)))
-    asyncio.run(run(mesh.bootstrap, mesh.folder))
+    cluster.local(
+        "up", "--leaders", "1", "--followers", "1", *(text for setting in settings for text in ("--config", setting))
+    )
+    asyncio.run(run(cluster.bootstrap, cluster.directory))

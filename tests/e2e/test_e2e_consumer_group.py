@@ -1,4 +1,4 @@
-"""Two consumer services of one group on a mesh of processes: they share, one takes over, and offsets outlive them."""
+"""Two consumer services of one group on a cluster of processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.mesh_of_tests import Mesh, wait_for
+from tests.e2e.cli_of_tests import ClusterCli, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ CONFIG = {
 
 
 class Reader:
-    """Reads a stream of a service in a thread until the service ends it, or dies."""
+    """Reads a stream of a service on a thread until the stream ends or the service is killed."""
 
     def __init__(self, address: str) -> None:
         self.values: dict[int, list[str]] = {}
@@ -36,8 +36,8 @@ class Reader:
 
     def _read(self) -> None:
         try:
-            with self._client.stream("GET", "/v1/topics/t/records") as answer:
-                for line in answer.iter_lines():
+            with self._client.stream("GET", "/v1/topics/t/records") as response:
+                for line in response.iter_lines():
                     record = json.loads(line)
                     self.values.setdefault(record["partition"], []).append(record["value"])
         except httpx.TransportError:
@@ -52,54 +52,56 @@ class Reader:
         self._client.close()
 
 
-def group(mesh: Mesh) -> list[dict[str, Any]]:
-    """The group's partitions."""
-    done = mesh.run("group", "describe", "services", "--json", check=False)
+def group(cluster: ClusterCli) -> list[dict[str, Any]]:
+    """Return the partitions of the group."""
+    done = cluster.run("group", "describe", "services", "--json", check=False)
     found: list[dict[str, Any]] = json.loads(done.stdout)["partitions"] if done.returncode == 0 else []
     return found
 
 
-def shares(mesh: Mesh) -> list[int]:
-    """How many partitions each member has."""
-    return sorted(Counter(one["member"] for one in group(mesh) if one["member"]).values())
+def shares(cluster: ClusterCli) -> list[int]:
+    """Return the number of partitions of each member, sorted."""
+    return sorted(Counter(partition["member"] for partition in group(cluster) if partition["member"]).values())
 
 
-def produce(mesh: Mesh, first: int, count: int) -> set[str]:
+def produce(cluster: ClusterCli, first: int, count: int) -> set[str]:
     values = [str(number) for number in range(first, first + count)]
-    mesh.run("produce", "t", "--key-separator", ":", stdin="".join(f"{value}:{value}\n" for value in values))
+    cluster.run("produce", "t", "--key-separator", ":", stdin="".join(f"{value}:{value}\n" for value in values))
     return set(values)
 
 
-def read_both(mesh: Mesh) -> tuple[Reader, Reader]:
-    one, two = (Reader(mesh.node(f"consumer-{number}")["http"]) for number in (1, 2))
-    wait_for(lambda: shares(mesh) == [2, 2], "two members with two partitions each", timeout_s=60, interval_s=0.3)
-    return one, two
+def read_both(cluster: ClusterCli) -> tuple[Reader, Reader]:
+    first, second = (Reader(cluster.node(f"consumer-{number}")["http"]) for number in (1, 2))
+    wait_for(lambda: shares(cluster) == [2, 2], "two members with two partitions each", timeout_s=60, interval_s=0.3)
+    return first, second
 
 
 @pytest.mark.timeout(300)
-def test_services_share_take_over_and_go_on(mesh: Mesh) -> None:
+def test_consumer_services_share_partitions_take_over_and_resume_from_commits(cluster: ClusterCli) -> None:
     config = [part for key, value in CONFIG.items() for part in ("--config", f"{key}={value}")]
-    mesh.local("up", "--controllers", "1", "--followers", "1", "--consumers", "2", *config)
-    mesh.run("topic", "create", "t", "--partitions", str(PARTITIONS), "--replication-factor", "2")
-    one, two = read_both(mesh)
-    wanted = produce(mesh, 0, 400)
-    wait_for(lambda: set(one.all()) | set(two.all()) == wanted, "all records")
-    assert len(one.values) == len(two.values) == 2
-    assert len(one.all()) + len(two.all()) == 400
-    mesh.local("kill", "consumer-2")
-    two.join()
-    wait_for(lambda: shares(mesh) == [4], "one member with all partitions", timeout_s=60, interval_s=0.3)
-    more = produce(mesh, 400, 400)
-    wait_for(lambda: more <= set(one.all()), "the records of the dead one's partitions")
-    wait_for(lambda: [one["lag"] for one in group(mesh)] == [0] * PARTITIONS, "all committed", interval_s=0.3)
-    mesh.local("kill", "consumer-1")
-    one.join()
-    mesh.local("start", "consumer-1")
-    mesh.local("start", "consumer-2")
-    one, two = read_both(mesh)
-    wanted = produce(mesh, 800, 400)
-    wait_for(lambda: set(one.all()) | set(two.all()) >= wanted, "all records of the second life")
-    assert sorted(one.all() + two.all()) == sorted(wanted)  # nothing again that was committed
-    mesh.local("down", "--timeout", "0")
-    one.join()
-    two.join()
+    cluster.local("up", "--controllers", "1", "--followers", "1", "--consumers", "2", *config)
+    cluster.run("topic", "create", "t", "--partitions", str(PARTITIONS), "--replication-factor", "2")
+    first, second = read_both(cluster)
+    wanted = produce(cluster, 0, 400)
+    wait_for(lambda: set(first.all()) | set(second.all()) == wanted, "all records")
+    assert len(first.values) == len(second.values) == 2
+    assert len(first.all()) + len(second.all()) == 400
+    cluster.local("kill", "consumer-2")
+    second.join()
+    wait_for(lambda: shares(cluster) == [4], "one member with all partitions", timeout_s=60, interval_s=0.3)
+    more = produce(cluster, 400, 400)
+    wait_for(lambda: more <= set(first.all()), "records of the partitions of the killed service")
+    wait_for(
+        lambda: [partition["lag"] for partition in group(cluster)] == [0] * PARTITIONS, "all committed", interval_s=0.3
+    )
+    cluster.local("kill", "consumer-1")
+    first.join()
+    cluster.local("start", "consumer-1")
+    cluster.local("start", "consumer-2")
+    first, second = read_both(cluster)
+    wanted = produce(cluster, 800, 400)
+    wait_for(lambda: set(first.all()) | set(second.all()) >= wanted, "all records after the restart")
+    assert sorted(first.all() + second.all()) == sorted(wanted)  # no committed record is read again
+    cluster.local("down", "--timeout", "0")
+    first.join()
+    second.join()

@@ -1,6 +1,6 @@
-"""A leader's process dies: the controller sees its connection break, and does not wait for its session to end.
+"""The controller fences a killed broker when its connection breaks, before its session ends.
 
-The sessions here are longer than any test, so whatever goes on does so because of the connection.
+Sessions here outlast any test, so that only the connection can cause a failover.
 """
 
 from __future__ import annotations
@@ -19,39 +19,38 @@ pytestmark = pytest.mark.slow
 
 SESSION_S = 400
 GAP_S = 25.0
-"""Not a measurement (that is bench.failover): a machine that does much else must pass, one that waits for a
-time-out (of a request: 30 s) must not."""
-GONE = "broker lost"
-BROKE = "broker disconnected"
+"""Not a measurement (see bench.failover): long enough for a busy machine, shorter than a request timeout (30 s)."""
+LOST = "broker lost"
+DISCONNECTED = "broker disconnected"
 
 
 @pytest.fixture
 def quorum(tmp_path: Path) -> Iterator[QuorumCluster]:
     config = {
         "broker.session.timeout.ms": str(SESSION_S * 1000),
-        "auto.leader.rebalance.enable": "false",  # who leads after a fault leads until the next one
+        "auto.leader.rebalance.enable": "false",  # leadership changes only by faults
     }
-    with QuorumCluster(tmp_path, controllers=3, brokers=3, config=config) as mesh:
-        leader_failover.prepare(mesh)
-        yield mesh
+    with QuorumCluster(tmp_path, controllers=3, brokers=3, config=config) as cluster:
+        leader_failover.prepare(cluster)
+        yield cluster
 
 
-def told(mesh: QuorumCluster, text: str) -> int:
-    """How often controllers said that."""
-    return sum(node.log.read_text().count(text) for node in mesh.controllers)
+def count_in_logs(cluster: QuorumCluster, text: str) -> int:
+    """Count occurrences of the text in the logs of controllers."""
+    return sum(node.log.read_text().count(text) for node in cluster.controllers)
 
 
-def test_a_killed_leader_is_followed_by_another_and_comes_back_at_once(quorum: QuorumCluster) -> None:
+def test_controller_replaces_a_killed_leader_before_its_session_ends(quorum: QuorumCluster) -> None:
     for count in (1, 2):
         began = time.monotonic()
         found = suffer(quorum, "kill")
         assert found.gap_s < GAP_S
         assert found.after != found.before
-        assert time.monotonic() - began < SESSION_S / 2, "the broker that came back had to wait"
-        assert told(quorum, GONE) == count
+        assert time.monotonic() - began < SESSION_S / 2, "the restarted broker waited for the end of its session"
+        assert count_in_logs(quorum, LOST) == count
 
 
-def test_a_change_of_the_active_controller_fences_nobody(quorum: QuorumCluster) -> None:
+def test_controller_failover_fences_no_broker(quorum: QuorumCluster) -> None:
     before = leader(quorum)
     with Records(quorum) as records:
         records.more(50)
@@ -63,21 +62,21 @@ def test_a_change_of_the_active_controller_fences_nobody(quorum: QuorumCluster) 
             quorum.start(active)
             quorum.wait_caught_up()
         active = quorum.active().name
-        quorum.pause(active)  # it stands still, and hears of its deposition later
+        quorum.pause(active)  # it observes the new leader after it is resumed
         assert quorum.active().name != active
         quorum.resume(active)
         quorum.wait_caught_up()
         records.more(50)
-        time.sleep(1)  # several times what a connection may be gone
+        time.sleep(1)  # several times the grace period of a broken connection
     assert leader(quorum) == before
-    assert told(quorum, GONE) == 0
-    quorum.kill(before)  # this one is seen by whichever controller is active now
-    wait_for(lambda: told(quorum, GONE) == 1, "broker that is fenced")
+    assert count_in_logs(quorum, LOST) == 0
+    quorum.kill(before)
+    wait_for(lambda: count_in_logs(quorum, LOST) == 1, "fenced broker")
     assert records.failed == 0
 
 
-def test_a_clean_stop_is_not_taken_for_a_death(quorum: QuorumCluster) -> None:
+def test_controlled_shutdown_is_not_reported_as_a_lost_broker(quorum: QuorumCluster) -> None:
     found = suffer(quorum, "stop")
     assert found.gap_s < GAP_S
-    assert told(quorum, GONE) == 0
-    assert told(quorum, BROKE) == 0
+    assert count_in_logs(quorum, LOST) == 0
+    assert count_in_logs(quorum, DISCONNECTED) == 0

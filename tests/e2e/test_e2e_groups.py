@@ -1,6 +1,6 @@
-"""Members of a group come, go and die while the broker that coordinates them is killed: nothing is lost or owned twice.
+"""Members of a group join, leave and fail while their coordinator is killed.
 
-How long a partition pauses is measured by `python -m bench.groups`; here a busy machine must pass.
+Time limits suit a busy machine. `python -m bench.groups` measures how long a partition pauses.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("strategy", ["cooperative-sticky", "range"])
-def test_members_come_go_and_die(strategy: str) -> None:
+def test_partitions_have_one_owner_while_members_and_coordinators_fail(strategy: str) -> None:
     options = groups.arguments(["--quick", "--strategy", strategy, "--seed", "7"])
     outcome = groups.run(options)
     assert outcome.problems() == []

@@ -1,4 +1,4 @@
-"""An idempotent producer while leaders are killed, held and stopped: each record once, none lost, in the order sent."""
+"""An idempotent producer writes each record once and in order while leaders are killed, paused and stopped."""
 
 from __future__ import annotations
 
@@ -30,43 +30,43 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.fixture
 def quorum(tmp_path: Path) -> Iterator[QuorumCluster]:
     config = {"broker.session.timeout.ms": "2000"}
-    with QuorumCluster(tmp_path, controllers=1, brokers=BROKERS, config=config) as mesh:
-        yield mesh
+    with QuorumCluster(tmp_path, controllers=1, brokers=BROKERS, config=config) as cluster:
+        yield cluster
 
 
 class Stream:
-    """Numbered records without an end, to each partition in turn."""
+    """Sends numbered records to each partition in turn until it is ended."""
 
     def __init__(self, producer: Producer) -> None:
         self.sent: list[Any] = []
         self._producer = producer
-        self._ends = False
-        self._settled = 0
+        self._is_ended = False
+        self._completed = 0
 
     async def run(self) -> None:
-        while not self._ends:
+        while not self._is_ended:
             for _ in range(20):
                 number = len(self.sent)
                 self.sent.append(await self._producer.send(TOPIC, b"%d" % number, partition=number % PARTITIONS))
             await asyncio.sleep(0.005)
 
     async def more(self, count: int) -> None:
-        """Until so many more are acknowledged."""
-        wanted = self.settled() + count
-        await eventually(lambda: self.settled() >= wanted, "records acknowledged", 90)
+        """Wait until `count` more records are acknowledged."""
+        wanted = self.completed() + count
+        await eventually(lambda: self.completed() >= wanted, "records acknowledged", 90)
 
-    def settled(self) -> int:
-        """How many of the first records have their outcome."""
-        while self._settled < len(self.sent) and self.sent[self._settled].done():
-            self._settled += 1
-        return self._settled
+    def completed(self) -> int:
+        """Return the number of records up to the first pending one."""
+        while self._completed < len(self.sent) and self.sent[self._completed].done():
+            self._completed += 1
+        return self._completed
 
     def end(self) -> None:
-        self._ends = True
+        self._is_ended = True
 
 
-async def everything(bootstrap: str, counts: dict[int, int]) -> dict[int, list[bytes | None]]:
-    """All values by partition, and that there are no more than so many."""
+async def read_all(bootstrap: str, counts: dict[int, int]) -> dict[int, list[bytes | None]]:
+    """Read all values by partition. Asserts that the end offsets are `counts`."""
     found: dict[int, list[bytes | None]] = {partition: [] for partition in counts}
     async with Consumer(bootstrap, auto_offset_reset="earliest") as consumer:
         consumer.assign([TopicPartition(TOPIC, partition) for partition in counts])
@@ -76,17 +76,17 @@ async def everything(bootstrap: str, counts: dict[int, int]) -> dict[int, list[b
                 for record in await consumer.poll(500):
                     found[record.partition].append(record.value)
         ends = await consumer.end_offsets(consumer.assignment())
-        assert {where.partition: end for where, end in ends.items()} == counts
+        assert {partition.partition: end for partition, end in ends.items()} == counts
     return found
 
 
-async def leader_of_all(admin: AdminClient) -> int:
-    """Who leads partition 0, once each replica is in sync: another one can lead after it."""
+async def leader_once_in_sync(admin: AdminClient) -> int:
+    """Wait until every replica is in sync and return the leader of partition 0."""
     async with asyncio.timeout(90):
         while True:
             partitions = (await admin.describe_topics([TOPIC]))[0].partitions.values()
-            if all(one.leader_id >= 0 and len(one.isr) == BROKERS for one in partitions):
-                return next(one.leader_id for one in partitions)
+            if all(each.leader_id >= 0 and len(each.isr) == BROKERS for each in partitions):
+                return next(each.leader_id for each in partitions)
             await asyncio.sleep(0.05)
 
 
@@ -98,9 +98,9 @@ async def run(quorum: QuorumCluster) -> None:
         task = asyncio.create_task(stream.run())
         for fault in ("kill", "pause", "stop", "kill"):
             await stream.more(1000)
-            name = names[await leader_of_all(admin)]
+            name = names[await leader_once_in_sync(admin)]
             await asyncio.to_thread(getattr(quorum, fault), name)
-            if fault == "pause":  # requests time out and are sent again, while the first ones still wait to be done
+            if fault == "pause":  # requests time out and are sent again while the broker still holds the first ones
                 await asyncio.sleep(4)
                 await asyncio.to_thread(quorum.resume, name)
             else:
@@ -111,13 +111,13 @@ async def run(quorum: QuorumCluster) -> None:
         await task
         await producer.flush()
         count = len(stream.sent)
-        for number, each in enumerate(stream.sent):
-            assert each.result().partition == number % PARTITIONS
+        for number, delivery in enumerate(stream.sent):
+            assert delivery.result().partition == number % PARTITIONS
     counts = {partition: len(range(partition, count, PARTITIONS)) for partition in range(PARTITIONS)}
-    found = await everything(quorum.bootstrap, counts)
+    found = await read_all(quorum.bootstrap, counts)
     for partition, values in found.items():
         assert values == [b"%d" % number for number in range(partition, count, PARTITIONS)]
 
 
-def test_idempotent_producer_survives_killed_held_and_stopped_leaders(quorum: QuorumCluster) -> None:
+def test_idempotent_producer_survives_killed_paused_and_stopped_leaders(quorum: QuorumCluster) -> None:
     asyncio.run(run(quorum))

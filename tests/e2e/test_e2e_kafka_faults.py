@@ -1,4 +1,4 @@
-"""Faults that `kipmesh faults` injects, as clients that others wrote see them."""
+"""Faults injected by `kipmesh faults` and observed by third-party clients."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.timeout(300)
 
 
 CONFIG = {"fault.injection.enable": "true", "broker.session.timeout.ms": "120000"}
-"""Errors are those that are injected: a machine that stands still for a while takes no leader away."""
+"""A long session, so that a slow machine does not move leaders: only injected errors occur."""
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(mode="single", followers=0, config=CONFIG) as it:
-        yield it
+    with LocalCluster(mode="single", followers=0, config=CONFIG) as running:
+        yield running
 
 
 @pytest.fixture
@@ -43,28 +43,30 @@ def _faults(cluster: LocalCluster, *arguments: str) -> str:
 
 
 def _produce(cluster: LocalCluster, topic: str, **config: Any) -> list[Any]:
-    """The errors with which one record ends."""
-    ends: list[Any] = []
+    """Produce one record and return the errors of its delivery reports."""
+    errors: list[Any] = []
     producer = confluent_kafka.Producer({"bootstrap.servers": cluster.kafka_bootstrap, **config})
-    producer.produce(topic, b"value", on_delivery=lambda error, _: ends.append(error))
+    producer.produce(topic, b"value", on_delivery=lambda error, _: errors.append(error))
     assert producer.flush(60) == 0
-    return ends
+    return errors
 
 
-def test_injected_error_ends_after_its_times(cluster: LocalCluster, topic: str) -> None:
+def test_injected_error_ends_after_its_number_of_requests(cluster: LocalCluster, topic: str) -> None:
     _faults(cluster, "inject", "--api", "Produce", "--error", "NOT_ENOUGH_REPLICAS", "--times", "3", "--client-id", "a")
     listed = _faults(cluster, "list")
     assert "NOT_ENOUGH_REPLICAS" in listed
     [error] = _produce(cluster, topic, **{"client.id": "a", "retries": 0})
     assert error.code() == confluent_kafka.KafkaError.NOT_ENOUGH_REPLICAS
     assert _produce(cluster, topic, **{"client.id": "b", "retries": 0}) == [None]
-    assert _produce(cluster, topic, **{"client.id": "a", "retries": 10}) == [None]  # two more, and then it is over
+    assert _produce(cluster, topic, **{"client.id": "a", "retries": 10}) == [
+        None
+    ]  # the two remaining errors, then success
     assert "NOT_ENOUGH" not in _faults(cluster, "list")
 
 
-def test_a_consumer_goes_on_after_errors_delays_and_broken_connections(cluster: LocalCluster, topic: str) -> None:
-    for more in (("--error", "OFFSET_NOT_AVAILABLE", "--times", "3"), ("--drop-connection",), ("--delay-ms", "300")):
-        _faults(cluster, "inject", "--api", "Fetch", *more)
+def test_consumer_resumes_after_injected_errors_delays_and_disconnects(cluster: LocalCluster, topic: str) -> None:
+    for fault in (("--error", "OFFSET_NOT_AVAILABLE", "--times", "3"), ("--drop-connection",), ("--delay-ms", "300")):
+        _faults(cluster, "inject", "--api", "Fetch", *fault)
     assert _produce(cluster, topic) == [None]
     began = time.monotonic()
     consumer = confluent_kafka.Consumer({"bootstrap.servers": cluster.kafka_bootstrap, "group.id": "g"})
@@ -76,7 +78,7 @@ def test_a_consumer_goes_on_after_errors_delays_and_broken_connections(cluster: 
     assert message.value() == b"value"
     assert time.monotonic() - began >= 0.3
     consumer.close()
-    assert _faults(cluster, "clear").endswith(": 0 cleared\n")  # all of them acted
+    assert _faults(cluster, "clear").endswith(": 0 cleared\n")  # all faults were used up
 
 
 def test_faults_are_refused_unless_enabled() -> None:
@@ -95,7 +97,7 @@ def test_admin_client_injects_lists_and_clears_faults(cluster: LocalCluster) -> 
             [(broker, number)] = (
                 await admin.inject_fault(InjectedFault(api_name="Fetch", delay_ms=1, times=1))
             ).items()
-            assert [one.fault_id for one in (await admin.list_faults(broker))[broker]] == [number]
+            assert [fault.fault_id for fault in (await admin.list_faults(broker))[broker]] == [number]
             assert await admin.clear_faults() == {broker: 1}
             with pytest.raises(KafkaError) as refused:
                 await admin.inject_fault(InjectedFault(api_name="fetch", delay_ms=1, times=1))

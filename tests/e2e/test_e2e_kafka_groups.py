@@ -1,4 +1,4 @@
-"""Groups by Kafka's own protocol, with clients that others wrote, and groups that both protocols' members share."""
+"""Consumer groups of third-party clients, and groups with members of both protocols."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from aiokafka.coordinator.assignors import roundrobin as aio_roundrobin
 from kipmesh.client import NewTopic, sync
 from kipmesh.cluster import LocalCluster
 
-with warnings.catch_warnings():  # it uses what Python deprecates
+with warnings.catch_warnings():  # the package uses deprecated functions of Python
     warnings.simplefilter("ignore", DeprecationWarning)
     import kafka
     from kafka.coordinator.assignors.range import RangePartitionAssignor
@@ -39,13 +39,13 @@ Owned = set[tuple[str, int]]
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     config = {"group.initial.rebalance.delay.ms": 200, "group.min.session.timeout.ms": 1000}
-    with LocalCluster(mode="single", config=config) as it:
-        yield it
+    with LocalCluster(mode="single", config=config) as running:
+        yield running
 
 
 @pytest.fixture
 def topic(cluster: LocalCluster) -> str:
-    """With records `0` to `299`, the same number in each partition."""
+    """A topic with records `0` to `299`, the same number in each partition."""
     name = f"topic-{secrets.token_hex(4)}"
     with sync.AdminClient(cluster.bootstrap) as admin:
         admin.create_topics([NewTopic(name, PARTITIONS, 1)])
@@ -57,16 +57,16 @@ def topic(cluster: LocalCluster) -> str:
 
 
 class Member(threading.Thread):
-    """A member that polls until it is stopped; subclasses say how."""
+    """A group member that polls on a thread until it is stopped. Subclasses wrap a client each."""
 
     def __init__(self, cluster: LocalCluster, group: str, topic: str, strategy: str) -> None:
         super().__init__(daemon=True)
         self.values: Counter[str] = Counter()
-        """Filled by this thread: others take a copy by one call (`list`, `len`), and never iterate over it."""
+        """Filled by this thread. Other threads copy it by one call (`list`, `len`) and never iterate over it."""
         self.owned: Owned = set()
         self.error: BaseException | None = None
         self._cluster, self._group, self._topic, self._strategy = cluster, group, topic, strategy
-        self._is_over = threading.Event()
+        self._is_stopped = threading.Event()
         self.start()
 
     def run(self) -> None:
@@ -81,7 +81,7 @@ class Member(threading.Thread):
         raise NotImplementedError
 
     def stop(self) -> None:
-        self._is_over.set()
+        self._is_stopped.set()
         self.join(DEADLINE_S)
         assert not self.is_alive()
         if self.error is not None:
@@ -101,11 +101,11 @@ class Confluent(Member):
         )
         consumer.subscribe([self._topic])
         try:
-            while not self._is_over.is_set():
+            while not self._is_stopped.is_set():
                 message = consumer.poll(0.1)
                 if message is not None and message.error() is None:
                     self.values[_text(message.value())] += 1
-                self.owned = {(one.topic, one.partition) for one in consumer.assignment()}
+                self.owned = {(each.topic, each.partition) for each in consumer.assignment()}
         finally:
             consumer.close()
 
@@ -121,10 +121,10 @@ class KafkaPython(Member):
             partition_assignment_strategy=[assignor],
         )
         try:
-            while not self._is_over.is_set():
+            while not self._is_stopped.is_set():
                 for records in consumer.poll(timeout_ms=100).values():
                     self.values.update(record.value.decode() for record in records)
-                self.owned = {(one.topic, one.partition) for one in consumer.assignment()}
+                self.owned = {(each.topic, each.partition) for each in consumer.assignment()}
         finally:
             consumer.close()
 
@@ -148,16 +148,16 @@ class AioKafka(Member):
         )
         await consumer.start()
         try:
-            while not self._is_over.is_set():
+            while not self._is_stopped.is_set():
                 for records in (await consumer.getmany(timeout_ms=100)).values():
                     self.values.update(record.value.decode() for record in records)
-                self.owned = {(one.topic, one.partition) for one in consumer.assignment()}
+                self.owned = {(each.topic, each.partition) for each in consumer.assignment()}
         finally:
             await consumer.stop()
 
 
-class Mesh(Member):
-    """Our own, by gRPC."""
+class Kipmesh(Member):
+    """kipmesh's consumer, by gRPC."""
 
     def consume(self) -> None:
         consumer = sync.Consumer(
@@ -168,9 +168,9 @@ class Mesh(Member):
         )
         with consumer:
             consumer.subscribe([self._topic])
-            while not self._is_over.is_set():
+            while not self._is_stopped.is_set():
                 self.values.update(_text(record.value) for record in consumer.poll(100))
-                self.owned = {(one.topic, one.partition) for one in consumer.assignment()}
+                self.owned = {(each.topic, each.partition) for each in consumer.assignment()}
 
 
 def _text(value: bytes | None) -> str:
@@ -178,20 +178,20 @@ def _text(value: bytes | None) -> str:
     return value.decode()
 
 
-def _until(condition: Callable[[], Any], members: list[Member], what: str) -> None:
+def _until(condition: Callable[[], Any], members: list[Member], expected: str) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
         for member in members:
             if member.error is not None:
                 raise member.error
         state = [(type(member).__name__, sorted(member.owned), len(member.values)) for member in members]
-        assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {what}; {state}"
+        assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {expected}; {state}"
         time.sleep(0.05)
 
 
 def _is_shared(members: list[Member], topic: str) -> bool:
-    """Each partition has one owner, each member about as many as the others."""
-    owned = Counter(one for member in members for one in member.owned)
+    """Return whether each partition has one owner and the members' shares differ by at most one partition."""
+    owned = Counter(partition for member in members for partition in member.owned)
     sizes = [len(member.owned) for member in members]
     every = {(topic, number) for number in range(PARTITIONS)}
     return owned == Counter(every) and max(sizes) - min(sizes) <= 1
@@ -203,14 +203,16 @@ def _is_shared(members: list[Member], topic: str) -> bool:
     [
         ((Confluent, Confluent), "cooperative-sticky"),
         ((KafkaPython, AioKafka), "range"),
-        ((Mesh, Confluent), "range"),
-        ((Confluent, Mesh), "cooperative-sticky"),
-        ((Mesh, KafkaPython, AioKafka, Confluent), "roundrobin"),
+        ((Kipmesh, Confluent), "range"),
+        ((Confluent, Kipmesh), "cooperative-sticky"),
+        ((Kipmesh, KafkaPython, AioKafka, Confluent), "roundrobin"),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(kind.__name__ for kind in value),
 )
-def test_members_come_and_go(cluster: LocalCluster, topic: str, kinds: tuple[type[Member], ...], strategy: str) -> None:
-    """The first one has all, then they share; when it leaves the others have its partitions. Nothing is skipped."""
+def test_members_share_partitions_and_skip_no_record(
+    cluster: LocalCluster, topic: str, kinds: tuple[type[Member], ...], strategy: str
+) -> None:
+    """Members join one by one and share the partitions. When the first leaves, the others take over its partitions."""
     group = f"group-{secrets.token_hex(4)}"
     members: list[Member] = []
     try:
@@ -218,12 +220,12 @@ def test_members_come_and_go(cluster: LocalCluster, topic: str, kinds: tuple[typ
             members.append(kind(cluster, group, topic, strategy))
             _until(lambda: _is_shared(members, topic), members, f"{len(members)} members share")
         everything = {str(number) for number in range(RECORDS)}
-        _until(lambda: set().union(*(list(each.values) for each in members)) == everything, members, "all is read")
+        _until(lambda: set().union(*(list(member.values) for member in members)) == everything, members, "all is read")
         first = members[0]
         first.stop()
-        _until(lambda: _is_shared(members[1:], topic), members[1:], "the others have what the first one had")
+        _until(lambda: _is_shared(members[1:], topic), members[1:], "the other members own all partitions")
         with sync.AdminClient(cluster.bootstrap) as admin:
-            # A client may join once more by itself, when it has heard of the topic anew.
+            # A client may rejoin when it refreshes its metadata.
             _until(lambda: admin.describe_groups([group])[group].state == "Stable", members[1:], "the group is stable")
             described = admin.describe_groups([group])[group]
         assert described.partition_assignor == strategy
@@ -231,14 +233,14 @@ def test_members_come_and_go(cluster: LocalCluster, topic: str, kinds: tuple[typ
     finally:
         for member in members:
             member.stop()
-    with sync.AdminClient(cluster.bootstrap) as admin:  # all left, and each committed as it went
+    with sync.AdminClient(cluster.bootstrap) as admin:  # each member committed when it left
         committed = admin.list_group_offsets(group)
-    assert {place.partition: offset.offset for place, offset in committed.items()} == dict.fromkeys(
+    assert {partition.partition: offset.offset for partition, offset in committed.items()} == dict.fromkeys(
         range(PARTITIONS), RECORDS // PARTITIONS
     )
 
 
-def test_a_static_member_comes_back_without_a_rebalance(cluster: LocalCluster, topic: str) -> None:
+def test_static_member_rejoins_without_a_rebalance(cluster: LocalCluster, topic: str) -> None:
     group = f"group-{secrets.token_hex(4)}"
     changes: list[str] = []
 
@@ -260,10 +262,10 @@ def test_a_static_member_comes_back_without_a_rebalance(cluster: LocalCluster, t
 
     def poll_until_shared(*consumers: confluent_kafka.Consumer) -> None:
         deadline = time.monotonic() + DEADLINE_S
-        while {len(one.assignment()) for one in consumers} != {PARTITIONS // 2}:
+        while {len(consumer.assignment()) for consumer in consumers} != {PARTITIONS // 2}:
             assert time.monotonic() < deadline, changes
-            for one in consumers:
-                one.poll(0.1)
+            for consumer in consumers:
+                consumer.poll(0.1)
 
     first, second = member("a"), member("b")
     poll_until_shared(first, second)
@@ -283,33 +285,33 @@ def test_groups_are_listed_described_altered_and_deleted(cluster: LocalCluster, 
     assert cluster.kafka_bootstrap is not None
     admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": cluster.kafka_bootstrap})
     listed = admin.list_consumer_groups().result()
-    assert group in {one.group_id for one in listed.valid}
+    assert group in {listing.group_id for listing in listed.valid}
     described = admin.describe_consumer_groups([group])[group].result()
     assert described.state == confluent_kafka.ConsumerGroupState.STABLE
     assert described.partition_assignor == "range"
     [only] = described.members
-    assert {(one.topic, one.partition) for one in only.assignment.topic_partitions} == member.owned
+    assert {(each.topic, each.partition) for each in only.assignment.topic_partitions} == member.owned
     with pytest.raises(confluent_kafka.KafkaException) as refused:
         admin.delete_consumer_groups([group])[group].result()
     assert refused.value.args[0].code() == confluent_kafka.KafkaError.NON_EMPTY_GROUP
     member.stop()
-    empty = confluent_kafka.ConsumerGroupState.EMPTY  # what it says when it leaves it does not wait for long
+    empty = confluent_kafka.ConsumerGroupState.EMPTY  # a closing consumer hardly waits for its LeaveGroup response
     _until(lambda: admin.describe_consumer_groups([group])[group].result().state == empty, [], "the group is empty")
 
-    place = confluent_kafka.TopicPartition(topic, 0, 7)
-    asked = confluent_kafka.ConsumerGroupTopicPartitions(group, [place])
-    altered = admin.alter_consumer_group_offsets([asked])[group].result()
+    offset_7 = confluent_kafka.TopicPartition(topic, 0, 7)
+    request = confluent_kafka.ConsumerGroupTopicPartitions(group, [offset_7])
+    altered = admin.alter_consumer_group_offsets([request])[group].result()
     assert altered.topic_partitions[0].error is None
     fetched = admin.list_consumer_group_offsets([confluent_kafka.ConsumerGroupTopicPartitions(group)])[group].result()
-    offsets = {one.partition: one.offset for one in fetched.topic_partitions}
+    offsets = {each.partition: each.offset for each in fetched.topic_partitions}
     assert offsets == {0: 7} | dict.fromkeys(range(1, PARTITIONS), RECORDS // PARTITIONS)
 
     other = kafka.KafkaAdminClient(bootstrap_servers=str(cluster.kafka_bootstrap).split(","))
     try:
         found = other.list_group_offsets({group: None})[group]
-        assert {one.partition: value.offset for one, value in found.items()} == offsets
+        assert {partition.partition: value.offset for partition, value in found.items()} == offsets
     finally:
         other.close()
     admin.delete_consumer_groups([group])[group].result()
     listed = admin.list_consumer_groups().result()
-    assert group not in {one.group_id for one in listed.valid}
+    assert group not in {listing.group_id for listing in listed.valid}

@@ -1,4 +1,4 @@
-"""SASL at listeners of the Kafka protocol, with clients that others wrote."""
+"""SASL at Kafka listeners with third-party clients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from aiokafka.errors import KafkaError as AioKafkaError
 from kipmesh.cluster import LocalCluster
 from tests.e2e.sasl_of_tests import settings
 
-with warnings.catch_warnings():  # it uses what Python deprecates
+with warnings.catch_warnings():  # the package uses deprecated functions of Python
     warnings.simplefilter("ignore", DeprecationWarning)
     import kafka
 
@@ -37,7 +37,7 @@ PASSWORD = "s3cret,=ü"
 def users(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("sasl") / "users"
     path.touch(0o600)
-    path.write_text(f"# who may come in\nalice={PASSWORD}\n", encoding="utf-8")
+    path.write_text(f"# users\nalice={PASSWORD}\n", encoding="utf-8")
     return path
 
 
@@ -48,20 +48,20 @@ def cluster(users: Path) -> Iterator[LocalCluster]:
         "sasl.enabled.mechanisms": ",".join(MECHANISMS),
         "sasl.users.file": str(users),
     }
-    with LocalCluster(mode="single", followers=0, config=config) as it:
-        yield it
+    with LocalCluster(mode="single", followers=0, config=config) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
 def secured(users: Path) -> Iterator[LocalCluster]:
-    """With TLS."""
+    """A cluster whose Kafka listener uses SASL_SSL."""
     config = {
         "listener.security.protocol.map": "MESH:SSL,KAFKA:SASL_SSL",
         "sasl.enabled.mechanisms": "SCRAM-SHA-512,PLAIN",
         "sasl.users.file": str(users),
     }
-    with LocalCluster(mode="single", followers=0, tls=True, config=config) as it:
-        yield it
+    with LocalCluster(mode="single", followers=0, tls=True, config=config) as running:
+        yield running
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -114,7 +114,7 @@ async def test_wrong_users_and_passwords_fail_to_authenticate(
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_clients_authenticate_with_handshake_version_0(cluster: LocalCluster, mechanism: str) -> None:
-    """SaslHandshake in version 0, which a client takes that thinks the broker is of that time."""
+    """The configured api_version makes the client send SaslHandshake version 0."""
     client = kafka.KafkaConsumer(
         bootstrap_servers=cluster.kafka_bootstrap,
         security_protocol="SASL_PLAINTEXT",
@@ -130,24 +130,24 @@ def test_clients_authenticate_with_handshake_version_0(cluster: LocalCluster, me
 @pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed")
 @pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
 def test_kcat_authenticates_with_plain(protocol: str, request: pytest.FixtureRequest) -> None:
-    """By PLAIN: its SCRAM is wrong in the librdkafka of Debian 12, and of all before 2.6.1 (docs/clients.md)."""
+    """PLAIN only: SCRAM is wrong in librdkafka before 2.6.1, which Debian 12 has (docs/clients.md)."""
     has_tls = protocol == "SASL_SSL"
     cluster: LocalCluster = request.getfixturevalue("secured" if has_tls else "cluster")
     config = {**settings(cluster, "alice", PASSWORD, "PLAIN"), "security.protocol": protocol}
     if has_tls:
-        config["ssl.ca.location"] = str(_authority(cluster))
+        config["ssl.ca.location"] = str(_ca_file(cluster))
     options = [f"-X{key}={value}" for key, value in config.items()]
     done = subprocess.run(["kcat", *options, "-L", "-m60"], capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr
     assert " 1 brokers:" in done.stdout
 
 
-def _authority(cluster: LocalCluster) -> Path:
+def _ca_file(cluster: LocalCluster) -> Path:
     return next(Path(cluster.dir).rglob("ca.crt"))
 
 
 def _replace(users: Path, text: str) -> None:
-    """Whole: a client of an earlier test that tries again has it read at any time."""
+    """Replace the file atomically: retries of earlier tests' clients cause reads at any time."""
     new = users.with_name("users.new")
     new.touch(0o600)
     new.write_text(text, encoding="utf-8")
@@ -160,9 +160,9 @@ def test_changed_users_file_is_reloaded(cluster: LocalCluster, users: Path) -> N
     for mechanism in MECHANISMS:
         admin = confluent_kafka.admin.AdminClient(settings(cluster, "bob", "other", mechanism))
         assert admin.list_topics(timeout=60)
-    _replace(users, "a line that is none\n")
+    _replace(users, "an invalid line\n")
     admin = confluent_kafka.admin.AdminClient(settings(cluster, "bob", "other", "PLAIN"))
-    assert admin.list_topics(timeout=60)  # what was read before stays
+    assert admin.list_topics(timeout=60)  # previous users stay valid
     _replace(users, before)
 
 
@@ -176,41 +176,41 @@ def _text(value: str) -> bytes:
 
 
 def _exchange(cluster: LocalCluster, *frames: bytes) -> list[bytes]:
-    """What is answered until the broker ends the connection, or all frames are answered."""
+    """Send frames and return the responses up to the last one or until the broker closes the connection."""
     host, _, port = str(cluster.kafka_bootstrap).partition(",")[0].rpartition(":")
-    answers = []
+    responses = []
     with socket.create_connection((host, int(port)), 60) as connection, connection.makefile("rb") as stream:
-        with contextlib.suppress(ConnectionError):  # ended before it took all; what it answered is there
+        with contextlib.suppress(ConnectionError):  # closed before all frames were sent; responses can be read
             connection.sendall(b"".join(frames))
         for _ in frames:
             try:
                 head = stream.read(4)
-            except ConnectionResetError:  # ended with what it had not read
+            except ConnectionResetError:  # closed with unread frames
                 break
             if len(head) < 4:
                 break
-            answers.append(stream.read(struct.unpack(">i", head)[0]))
-    return answers
+            responses.append(stream.read(struct.unpack(">i", head)[0]))
+    return responses
 
 
 def test_requests_before_authentication_are_refused(cluster: LocalCluster) -> None:
     versions = _frame(18, 0, b"")
     metadata = _frame(3, 1, struct.pack(">i", -1))
     assert len(_exchange(cluster, versions, versions)) == 2
-    assert len(_exchange(cluster, versions, metadata, versions)) == 1  # ended, what came behind it too
+    assert len(_exchange(cluster, versions, metadata, versions)) == 1  # the connection is closed, the last frame unread
     token = b"\0alice\0" + PASSWORD.encode()
     login = _frame(36, 0, struct.pack(">i", len(token)) + token)
     early = _exchange(cluster, login, metadata)
-    assert [one[4:6] for one in early] == [struct.pack(">h", 34)]  # ILLEGAL_SASL_STATE
+    assert [response[4:6] for response in early] == [struct.pack(">h", 34)]  # ILLEGAL_SASL_STATE
     handshake = _frame(17, 1, _text("PLAIN"))
     assert len(_exchange(cluster, handshake, login, metadata)) == 3
-    assert len(_exchange(cluster, handshake, login, login, metadata)) == 3  # a second time
+    assert len(_exchange(cluster, handshake, login, login, metadata)) == 3  # second login
     assert len(_exchange(cluster, handshake, handshake, login)) == 2
     unknown = _exchange(cluster, _frame(17, 1, _text("GSSAPI")), login)
-    assert [one[4:6] for one in unknown] == [struct.pack(">h", 33)]  # UNSUPPORTED_SASL_MECHANISM
+    assert [response[4:6] for response in unknown] == [struct.pack(">h", 33)]  # UNSUPPORTED_SASL_MECHANISM
     wrong = b"\0alice\0wrong"
     refused = _exchange(cluster, handshake, _frame(36, 0, struct.pack(">i", len(wrong)) + wrong), login)
-    assert [one[4:6] for one in refused] == [struct.pack(">h", 0), struct.pack(">h", 58)]
+    assert [response[4:6] for response in refused] == [struct.pack(">h", 0), struct.pack(">h", 58)]
     large = _frame(36, 0, struct.pack(">i", 100_000) + bytes(100_000))
     assert len(_exchange(cluster, handshake, large)) == 1
 
@@ -219,7 +219,7 @@ def test_clients_authenticate_over_tls(secured: LocalCluster) -> None:
     client = {
         **settings(secured, "alice", PASSWORD, "SCRAM-SHA-512"),
         "security.protocol": "SASL_SSL",
-        "ssl.ca.location": str(_authority(secured)),
+        "ssl.ca.location": str(_ca_file(secured)),
     }
     admin = confluent_kafka.admin.AdminClient(client)
     admin.create_topics([confluent_kafka.admin.NewTopic("encrypted", 1, 1)])["encrypted"].result()

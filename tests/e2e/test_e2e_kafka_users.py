@@ -1,4 +1,4 @@
-"""Users in the metadata log: made by `kipmesh user` and by others' clients, who then come in."""
+"""SCRAM users in the metadata log, managed by `kipmesh user` and by third-party clients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kipmesh.cluster import LocalCluster
 from tests.command import run_command
 from tests.e2e.sasl_of_tests import settings
 
-with warnings.catch_warnings():  # it uses what Python deprecates
+with warnings.catch_warnings():  # the package uses deprecated functions of Python
     warnings.simplefilter("ignore", DeprecationWarning)
     import kafka
 
@@ -39,12 +39,12 @@ TIMEOUT_S = 60.0
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     config = {"listener.security.protocol.map": "MESH:PLAINTEXT,KAFKA:SASL_PLAINTEXT"}
-    with LocalCluster(mode="single", followers=1, config=config) as it:
-        assert kipmesh(it, "add", "admin", password="adminpass").returncode == 0
-        yield it
+    with LocalCluster(mode="single", followers=1, config=config) as running:
+        assert user_command(running, "add", "admin", password="adminpass").returncode == 0
+        yield running
 
 
-def kipmesh(
+def user_command(
     cluster: LocalCluster, command: str, *arguments: str, password: str = ""
 ) -> subprocess.CompletedProcess[str]:
     return run_command(
@@ -52,8 +52,8 @@ def kipmesh(
     )
 
 
-def comes_in(cluster: LocalCluster, user: str, password: str, mechanism: str, broker: str | None = None) -> bool:
-    """Whether a client does, or is told that it is not who it says: by this broker, or whichever it asks."""
+def authenticates(cluster: LocalCluster, user: str, password: str, mechanism: str, broker: str | None = None) -> bool:
+    """Return whether authentication succeeds at this broker, or at any broker without one. Retries other errors."""
     errors: list[int] = []
     config = settings(cluster, user, password, mechanism)
     config |= {"error_cb": lambda error: errors.append(error.code())}
@@ -68,32 +68,34 @@ def comes_in(cluster: LocalCluster, user: str, password: str, mechanism: str, br
                 return False
         else:
             return True
-    raise AssertionError(f"neither yes nor no, {errors}")
+    raise AssertionError(f"authentication neither succeeded nor failed: {errors}")
 
 
-def until_in(cluster: LocalCluster, user: str, password: str, mechanism: str, *, wanted: bool = True) -> None:
-    """A change holds at a broker once that one has followed the log so far: each is asked, for one may be behind."""
+def wait_authenticates(cluster: LocalCluster, user: str, password: str, mechanism: str, *, wanted: bool = True) -> None:
+    """Wait until authentication succeeds, or fails, at each broker: brokers replay the change at different times."""
     deadline = time.monotonic() + TIMEOUT_S
     for broker in str(cluster.kafka_bootstrap).split(","):
-        while comes_in(cluster, user, password, mechanism, broker) != wanted:
-            assert time.monotonic() < deadline, f"{user} by {mechanism} at {broker}"
+        while authenticates(cluster, user, password, mechanism, broker) != wanted:
+            assert time.monotonic() < deadline, f"authentication of {user} by {mechanism} at {broker} is not {wanted}"
 
 
 def admin_of(cluster: LocalCluster) -> AdminClient:
-    until_in(cluster, "admin", "adminpass", "SCRAM-SHA-512")
+    wait_authenticates(cluster, "admin", "adminpass", "SCRAM-SHA-512")
     return AdminClient(settings(cluster, "admin", "adminpass", "SCRAM-SHA-512"))
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_user_added_by_command_authenticates_until_deleted(cluster: LocalCluster, mechanism: str) -> None:
     user = f"command-{mechanism[-3:]}"
-    done = kipmesh(cluster, "add", user, "--mechanism", mechanism, "--iterations", "8192", "--json", password=PASSWORD)
+    done = user_command(
+        cluster, "add", user, "--mechanism", mechanism, "--iterations", "8192", "--json", password=PASSWORD
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout) == {"user": user, "mechanism": mechanism, "iterations": 8192}
-    until_in(cluster, user, PASSWORD, mechanism)
-    assert not comes_in(cluster, user, "wrong", mechanism)
+    wait_authenticates(cluster, user, PASSWORD, mechanism)
+    assert not authenticates(cluster, user, "wrong", mechanism)
     (other,) = set(MECHANISMS) - {mechanism}
-    assert not comes_in(cluster, user, PASSWORD, other)
+    assert not authenticates(cluster, user, PASSWORD, other)
     consumer = kafka.KafkaConsumer(
         bootstrap_servers=str(cluster.kafka_bootstrap).split(","),
         security_protocol="SASL_PLAINTEXT",
@@ -103,11 +105,11 @@ def test_user_added_by_command_authenticates_until_deleted(cluster: LocalCluster
     )
     consumer.topics()
     consumer.close()
-    assert kipmesh(cluster, "alter", user, password="another").returncode == 0
-    until_in(cluster, user, "another", mechanism)
-    until_in(cluster, user, PASSWORD, mechanism, wanted=False)
-    assert kipmesh(cluster, "delete", user).returncode == 0
-    until_in(cluster, user, "another", mechanism, wanted=False)
+    assert user_command(cluster, "alter", user, password="another").returncode == 0
+    wait_authenticates(cluster, user, "another", mechanism)
+    wait_authenticates(cluster, user, PASSWORD, mechanism, wanted=False)
+    assert user_command(cluster, "delete", user).returncode == 0
+    wait_authenticates(cluster, user, "another", mechanism, wanted=False)
 
 
 def describe_user(admin: AdminClient, user: str) -> Future[Any]:
@@ -125,19 +127,19 @@ def test_user_added_by_librdkafka_authenticates_until_deleted(cluster: LocalClus
     admin.alter_user_scram_credentials([upsertion])[user].result(TIMEOUT_S)
     described = describe_user(admin, user).result(TIMEOUT_S)
     assert [(info.mechanism, info.iterations) for info in described.scram_credential_infos] == [(kind, 5000)]
-    everybody = admin.describe_user_scram_credentials()
-    assert isinstance(everybody, Future)
-    assert {user, "admin"} <= everybody.result(TIMEOUT_S).keys()
-    until_in(cluster, user, PASSWORD, mechanism)
-    assert not comes_in(cluster, user, "wrong", mechanism)
-    done = kipmesh(cluster, "describe", user)
+    all_users = admin.describe_user_scram_credentials()
+    assert isinstance(all_users, Future)
+    assert {user, "admin"} <= all_users.result(TIMEOUT_S).keys()
+    wait_authenticates(cluster, user, PASSWORD, mechanism)
+    assert not authenticates(cluster, user, "wrong", mechanism)
+    done = user_command(cluster, "describe", user)
     assert done.stdout.split() == ["USER", "MECHANISM", "ITERATIONS", user, mechanism, "5000"]
     topic = f"of-{user}"
-    own = AdminClient(settings(cluster, user, PASSWORD, mechanism))
-    own.create_topics([confluent_kafka.admin.NewTopic(topic, 1, 1)])[topic].result(TIMEOUT_S)
+    user_admin = AdminClient(settings(cluster, user, PASSWORD, mechanism))
+    user_admin.create_topics([confluent_kafka.admin.NewTopic(topic, 1, 1)])[topic].result(TIMEOUT_S)
     deletion = UserScramCredentialDeletion(user, kind)
     admin.alter_user_scram_credentials([deletion])[user].result(TIMEOUT_S)
-    until_in(cluster, user, PASSWORD, mechanism, wanted=False)
+    wait_authenticates(cluster, user, PASSWORD, mechanism, wanted=False)
     for refused in (deletion, UserScramCredentialUpsertion(user, ScramCredentialInfo(kind, 100), b"p")):
         with pytest.raises(KafkaException) as caught:
             admin.alter_user_scram_credentials([refused])[user].result(TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Brokers with two listeners of the mesh: who comes by one is told the addresses of that one, and of no other."""
+"""Brokers with two gRPC listeners: responses advertise addresses of the requested listener only."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from kipmesh.messages import Coordinator, FindCoordinatorRequest, MetadataReques
 from kipmesh.transport.grpc.client import ConnectionPool
 
 HOST = "localhost"
-"""What the second listener advertises, another name of where the first one is."""
+"""Host that the second listener advertises: another name of the same address."""
 
 
-class _Mesh:
-    def __init__(self, folder: Path) -> None:
-        self.held = ports.PortReservation()
-        self._ports = dict(zip(["leader-1", "follower-1"], self.held.choose(2), strict=True))
-        self.cluster = SingleCluster(folder, properties=self._listeners)
+class _TwoListeners:
+    """A cluster in this process whose brokers have listeners MESH and MESH_HOST."""
+
+    def __init__(self, directory: Path) -> None:
+        self.reservation = ports.PortReservation()
+        self._ports = dict(zip(["leader-1", "follower-1"], self.reservation.choose(2), strict=True))
+        self.nodes = SingleCluster(directory, properties=self._listeners)
 
     def _listeners(self, node: NodeInfo) -> dict[str, str]:
         if not node.role.is_broker:
@@ -39,52 +41,52 @@ class _Mesh:
         }
 
     @property
-    def own(self) -> set[str]:
-        return set(self.cluster.state().bootstrap.split(","))
+    def mesh_addresses(self) -> set[str]:
+        return set(self.nodes.state().bootstrap.split(","))
 
     @property
-    def host(self) -> set[str]:
+    def host_addresses(self) -> set[str]:
         return {f"{HOST}:{port}" for port in self._ports.values()}
 
 
 @pytest.fixture
-def mesh(tmp_path: Path) -> Iterator[_Mesh]:
-    mesh = _Mesh(tmp_path)
-    with closing(mesh.held):
-        mesh.cluster.up(Counts(1, 1, 1, 0), {"offsets.topic.replication.factor": "2"})
-        yield mesh
-        mesh.cluster.down()
+def cluster(tmp_path: Path) -> Iterator[_TwoListeners]:
+    running = _TwoListeners(tmp_path)
+    with closing(running.reservation):
+        running.nodes.up(Counts(1, 1, 1, 0), {"offsets.topic.replication.factor": "2"})
+        yield running
+        running.nodes.down()
 
 
-async def test_addresses_are_those_of_the_listener_that_was_asked(mesh: _Mesh) -> None:
+async def test_responses_advertise_addresses_of_the_requested_listener(cluster: _TwoListeners) -> None:
     pool = ConnectionPool("tester")
     try:
-        for addresses in (mesh.own, mesh.host):
+        for addresses in (cluster.mesh_addresses, cluster.host_addresses):
             for address in addresses:
                 metadata = MetadataResponse()
-                while len(metadata.brokers) < len(addresses):  # each hears of the other's coming in its own time
+                while len(metadata.brokers) < len(addresses):  # brokers observe registrations at different times
                     metadata = await pool.get(address).call("Broker", "Metadata", MetadataRequest(), 60)
                     await asyncio.sleep(0.05)
-                assert {f"{one.host}:{one.port}" for one in metadata.brokers} == addresses
+                assert {f"{broker.host}:{broker.port}" for broker in metadata.brokers} == addresses
                 request = FindCoordinatorRequest(coordinator_keys=["readers"])
                 found = Coordinator(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
-                while found.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE:  # its topic is being made
-                    answer = await pool.get(address).call("Groups", "FindCoordinator", request, 60)
-                    (found,) = answer.coordinators
+                while found.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE:  # until __consumer_offsets exists
+                    response = await pool.get(address).call("Groups", "FindCoordinator", request, 60)
+                    (found,) = response.coordinators
                     await asyncio.sleep(0.05)
                 assert f"{found.host}:{found.port}" in addresses, found
     finally:
         await pool.close()
 
 
-def test_clients_of_the_second_listener_find_the_new_leader(mesh: _Mesh) -> None:
-    bootstrap = ",".join(sorted(mesh.host))
+def test_clients_of_the_second_listener_find_the_new_leader(cluster: _TwoListeners) -> None:
+    bootstrap = ",".join(sorted(cluster.host_addresses))
     with AdminClient(bootstrap) as admin:
         admin.create_topics([NewTopic("greetings", 3, 2, {"min.insync.replicas": "1"})])
     with Producer(bootstrap) as producer:
         for number in range(30):
             producer.send("greetings", b"%d" % number, partition=number % 3).result()
-        mesh.cluster.kill("leader-1")
+        cluster.nodes.kill("leader-1")
         for number in range(30, 60):
             producer.send("greetings", b"%d" % number, partition=number % 3).result()
     with Consumer(bootstrap, group_id="readers", auto_offset_reset="earliest") as consumer:
@@ -101,8 +103,8 @@ def test_clients_of_the_second_listener_find_the_new_leader(mesh: _Mesh) -> None
         ("MESH://0.0.0.0:9092", "", "clients cannot reach MESH://0.0.0.0:9092"),
         ("MESH://0.0.0.0:9092,MESH_HOST://[::]:9094", "MESH://a:9092", "clients cannot reach MESH_HOST://"),
         ("MESH://a:9092", "MESH_HOST://a:9092", "listeners has no MESH_HOST"),
-        ("MESH://a:9092,MESH://a:9094", "", "names MESH twice"),
-        ("MESH://a:9092", "MESH://a:1,MESH://a:2", "names MESH twice"),
+        ("MESH://a:9092,MESH://a:9094", "", "has more than one listener MESH"),
+        ("MESH://a:9092", "MESH://a:1,MESH://a:2", "has more than one listener MESH"),
     ],
 )
 def test_invalid_listeners_are_refused_with_the_reason(listeners: str, advertised: str, text: str) -> None:

@@ -1,7 +1,7 @@
-"""The four cases of an offset that a follower has no records for, on live processes (392-03 to 392-06, 392-08).
+"""The four cases of a fetch offset that a follower cannot serve, on live processes (392-03 to 392-06, 392-08).
 
-A consumer in rack-b reads from the follower there. In each case it gets what it should, and it was that case that the
-follower there counted.
+A consumer in rack-b reads from the follower in rack-b. Each case checks the consumer's result and the case that the
+follower counted.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ VALUE_BYTES = 1000
 METRIC = "kipmesh_broker_fetch_offset_cases_total"
 CONFIG = {
     "replica.selector.class": "RackAwareReplicaSelector",
-    "broker.session.timeout.ms": "600000",  # who stands still is not fenced
-    "replica.lag.time.max.ms": "2000",  # who lags leaves the ISR: without that it has all that is committed
-    "replica.fetch.max.bytes": str(VALUE_BYTES),  # a batch for each fetch
+    "broker.session.timeout.ms": "600000",  # paused brokers are not fenced
+    "replica.lag.time.max.ms": "2000",  # a lagging follower must leave the ISR to lack committed records
+    "replica.fetch.max.bytes": str(VALUE_BYTES),  # one batch per fetch
 }
 CONSUMER = {
     "client.rack": "rack-b",
     "auto.offset.reset": "earliest",
-    "fetch.max.wait.ms": "20000",  # no follower is taken for silent
+    "fetch.max.wait.ms": "20000",  # no fetch times out
 }
-AT_ONCE = {"acks": "1", "enable.idempotence": "false"}
+LEADER_ACKS = {"acks": "1", "enable.idempotence": "false"}
 """Acknowledged by the leader alone."""
 WAIT_S = 60.0
 LAG_S, BEHIND = 0.5, 300
-"""What each batch takes to a follower, and how many: two and a half minutes behind, whatever the machine does."""
+"""Network delay of each batch to the follower, and number of batches: the follower lags by two and a half minutes."""
 
 
 Case = tuple[str, str, str]
 """The broker that counted, the case, and the broker's role."""
 
 
-class Linked:
-    """Nodes reach each other by links."""
+class LinkedNodes:
+    """Connects the nodes of a cluster by links that can be delayed and cut."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -71,42 +71,42 @@ class Linked:
         return command
 
 
-class Mesh:
+class RackedCluster:
     """A leader in rack-a, followers in rack-b and rack-c; a topic for each case."""
 
-    def __init__(self, cluster: LocalCluster, network: Network) -> None:
-        self.cluster = cluster
+    def __init__(self, local_cluster: LocalCluster, network: Network) -> None:
+        self.local_cluster = local_cluster
         self.network = network
-        self.nodes = {node.name: node for node in cluster.nodes()}
+        self.nodes = {node.name: node for node in local_cluster.nodes()}
         self.leader, self.near = self.nodes[LEADER].node_id or 0, self.nodes[NEAR].node_id or 0
         self.bootstrap = ",".join(str(self.nodes[name].grpc) for name in (LEADER, NEAR))
 
     async def create(self, topic: str, records: int, **config: str) -> None:
-        """With records that every replica has."""
+        """Create a topic and write records to every replica."""
         async with AdminClient(self.bootstrap) as admin:
             await admin.create_topics([NewTopic(topic, 1, 3, config)])
         await self.produce(topic, records)
         for name in (LEADER, NEAR, FAR):
-            await self.has(name, topic, records)
+            await self.wait_records(name, topic, records)
 
     async def produce(self, topic: str, records: int, **config: str) -> None:
-        """Each is a batch; returns when they are acknowledged."""
+        """Produce records, one per batch, and wait until they are acknowledged."""
         async with Producer(self.bootstrap, **{"batch.size": "0", **config}) as producer:
             sent = [await producer.send(topic, bytes(VALUE_BYTES), partition=0) for _ in range(records)]
             await asyncio.gather(*sent)
 
     def records_at(self, name: str, topic: str) -> int:
-        """How many are in a replica's log."""
+        """Return the number of records in a replica's log."""
         files = sorted((Path(self.nodes[name].dir) / "data" / f"{topic}-0").glob("*.log"))
         data = b"".join(file.read_bytes() for file in files)
         return sum(header.record_count for _, header in record_batch.iterate(data, allow_partial=True))
 
-    async def has(self, name: str, topic: str, records: int) -> None:
-        """Return when so many are in a replica's log."""
+    async def wait_records(self, name: str, topic: str, records: int) -> None:
+        """Wait until a replica's log has this number of records."""
         await until(lambda: self.records_at(name, topic) == records, f"{records} records of {topic} at {name}")
 
     async def cases(self) -> Counter[Case]:
-        """What the brokers have counted so far; FAR may be held, and serves nobody here."""
+        """Return the counters of LEADER and NEAR. FAR may be paused and serves no consumer."""
         found: Counter[Case] = Counter()
         for name in (LEADER, NEAR):
             text = await asyncio.to_thread(_scrape, f"http://{self.nodes[name].http}/metrics")
@@ -116,17 +116,17 @@ class Mesh:
                         found[name, sample.labels["case"], sample.labels["role"]] = int(sample.value)
         return found
 
-    async def counted(self, before: Counter[Case]) -> set[Case]:
-        """The cases that there were since then."""
+    async def cases_since(self, before: Counter[Case]) -> set[Case]:
+        """Return the cases that were counted after `before`."""
         return set(await self.cases() - before)
 
     @asynccontextmanager
     async def reader(self, topic: str, records: int, **config: str) -> AsyncIterator[Consumer]:
-        """A consumer in rack-b that has read so many from the follower there."""
+        """A consumer in rack-b that has read `records` records from the follower in rack-b."""
         async with Consumer(self.bootstrap, **{**CONSUMER, **config}) as consumer:
             consumer.assign([(topic, 0)])
             async with asyncio.timeout(WAIT_S):
-                # On a slow machine the follower may not be in sync at once, and the leader serves.
+                # On a slow machine the leader serves until the follower is in sync.
                 while not consumer.fetch_stats.bytes_by_node[self.near]:
                     consumer.seek((topic, 0), 0)
                     assert await read(consumer, records) == list(range(records))
@@ -134,7 +134,7 @@ class Mesh:
 
 
 async def read(consumer: Consumer, records: int) -> list[int]:
-    """The offsets of the next so many."""
+    """Return the offsets of the next `records` records."""
     found: list[int] = []
     async with asyncio.timeout(WAIT_S):
         while len(found) < records:
@@ -143,120 +143,121 @@ async def read(consumer: Consumer, records: int) -> list[int]:
 
 
 def _scrape(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=WAIT_S) as answer:
-        text: str = answer.read().decode()
+    with urllib.request.urlopen(url, timeout=WAIT_S) as response:
+        text: str = response.read().decode()
     return text
 
 
 @pytest.fixture
-async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
+async def cluster(tmp_path: Path) -> AsyncIterator[RackedCluster]:
     async with Links() as links:
-        made: list[LocalCluster] = []
-        network = Network(links, lambda: made[0].nodes())
-        cluster = LocalCluster(tmp_path / "mesh", ClusterPart(controllers=1, config=CONFIG), Linked(network))
-        made.append(cluster)
+        clusters: list[LocalCluster] = []
+        network = Network(links, lambda: clusters[0].nodes())
+        part = ClusterPart(controllers=1, config=CONFIG)
+        local_cluster = LocalCluster(tmp_path / "cluster", part, LinkedNodes(network))
+        clusters.append(local_cluster)
         try:
-            await asyncio.to_thread(cluster.up)
-            yield Mesh(cluster, network)
+            await asyncio.to_thread(local_cluster.up)
+            yield RackedCluster(local_cluster, network)
         finally:
-            await asyncio.to_thread(cluster.destroy)
+            await asyncio.to_thread(local_cluster.destroy)
 
 
-async def test_consumer_handles_each_offset_that_a_follower_does_not_serve(mesh: Mesh) -> None:
-    """One mesh for all: it takes longer to start than the cases do."""
-    await case_1_uncommitted(mesh)
-    await case_2_unavailable(mesh)
-    await case_3_too_small(mesh)
-    await case_4_too_large(mesh)
-    await case_4_too_large_where_the_follower_does_not_know_better(mesh)
+async def test_consumer_handles_each_offset_case_of_a_follower(cluster: RackedCluster) -> None:
+    """One test for all cases, because the cluster takes longer to start than the cases take."""
+    await case_1_uncommitted(cluster)
+    await case_2_unavailable(cluster)
+    await case_3_too_small(cluster)
+    await case_4_too_large(cluster)
+    await case_4_too_large_at_an_isolated_follower(cluster)
 
 
-async def case_1_uncommitted(mesh: Mesh) -> None:
-    """What a follower has and others do not is not served, and is no error; when they have it, the follower serves."""
+async def case_1_uncommitted(cluster: RackedCluster) -> None:
+    """An uncommitted record is neither served nor an error. The follower serves it once it is committed."""
     topic = "uncommitted"
-    # Three have to have a record before it counts, in sync or not: nothing is committed while one of them is held.
-    await mesh.create(topic, 3, **{"min.insync.replicas": "3"})
-    async with mesh.reader(topic, 3) as consumer:
-        before = await mesh.cases()
-        elsewhere = consumer.fetch_stats.bytes_by_node[mesh.leader]
-        await asyncio.to_thread(mesh.cluster.pause, FAR)
+    # With min.insync.replicas=3 no record is committed while one replica is paused.
+    await cluster.create(topic, 3, **{"min.insync.replicas": "3"})
+    async with cluster.reader(topic, 3) as consumer:
+        before = await cluster.cases()
+        leader_bytes = consumer.fetch_stats.bytes_by_node[cluster.leader]
+        await asyncio.to_thread(cluster.local_cluster.pause, FAR)
         try:
-            await mesh.produce(topic, 2, **AT_ONCE)
-            await mesh.has(NEAR, topic, 5)
+            await cluster.produce(topic, 2, **LEADER_ACKS)
+            await cluster.wait_records(NEAR, topic, 5)
             consumer.seek((topic, 0), 4)
             async with asyncio.timeout(WAIT_S):
-                while not await mesh.counted(before):
+                while not await cluster.cases_since(before):
                     assert await consumer.poll(50) == []
             assert await consumer.position((topic, 0)) == 4
         finally:
-            await asyncio.to_thread(mesh.cluster.resume, FAR)
+            await asyncio.to_thread(cluster.local_cluster.resume, FAR)
         assert await read(consumer, 1) == [4]
-        assert await mesh.counted(before) == {(NEAR, "uncommitted", "follower")}
+        assert await cluster.cases_since(before) == {(NEAR, "uncommitted", "follower")}
         assert not consumer.fetch_stats.returns
-        assert consumer.fetch_stats.bytes_by_node[mesh.leader] == elsewhere
+        assert consumer.fetch_stats.bytes_by_node[cluster.leader] == leader_bytes
 
 
-async def case_2_unavailable(mesh: Mesh) -> None:
-    """What is committed and not at the follower yet is waited for, and then read from the leader: no reset."""
+async def case_2_unavailable(cluster: RackedCluster) -> None:
+    """The consumer reads a committed record that the follower lacks from the leader, without a reset."""
     topic = "unavailable"
-    await mesh.create(topic, 2)
-    async with mesh.reader(topic, 2) as consumer:
-        before = await mesh.cases()
-        mesh.network.delay(1, [(LEADER, NEAR)], LAG_S)
-        await mesh.produce(topic, BEHIND, **AT_ONCE)
-        # The ISR goes on without the follower, which is told so with each batch.
+    await cluster.create(topic, 2)
+    async with cluster.reader(topic, 2) as consumer:
+        before = await cluster.cases()
+        cluster.network.delay(1, [(LEADER, NEAR)], LAG_S)
+        await cluster.produce(topic, BEHIND, **LEADER_ACKS)
+        # The follower leaves the ISR and receives the high watermark with each batch.
         await until(lambda: consumer.high_watermark((topic, 0)) == BEHIND + 2, "the high watermark at the follower")
         consumer.seek((topic, 0), BEHIND)
         assert await read(consumer, 2) == [BEHIND, BEHIND + 1]
-        assert mesh.records_at(NEAR, topic) < BEHIND, "the follower was to be behind"
-        assert errors(await mesh.counted(before)) == {(NEAR, "unavailable", "follower")}
+        assert cluster.records_at(NEAR, topic) < BEHIND, "the follower does not lag"
+        assert errors(await cluster.cases_since(before)) == {(NEAR, "unavailable", "follower")}
         assert consumer.fetch_stats.returns == {"stuck": 1}
-        mesh.network.heal(1)
-    await mesh.has(NEAR, topic, BEHIND + 2)
+        cluster.network.heal(1)
+    await cluster.wait_records(NEAR, topic, BEHIND + 2)
 
 
-async def case_3_too_small(mesh: Mesh) -> None:
-    """What was deleted is not at the leader either: `auto.offset.reset` applies."""
+async def case_3_too_small(cluster: RackedCluster) -> None:
+    """`auto.offset.reset` applies to a deleted record, because the leader does not have it either."""
     topic = "too-small"
-    await mesh.create(topic, 5)
-    async with mesh.reader(topic, 5) as consumer:
-        before = await mesh.cases()
-        async with AdminClient(mesh.bootstrap) as admin:
+    await cluster.create(topic, 5)
+    async with cluster.reader(topic, 5) as consumer:
+        before = await cluster.cases()
+        async with AdminClient(cluster.bootstrap) as admin:
             assert await admin.delete_records({(topic, 0): 3}) == {(topic, 0): 3}
         consumer.seek((topic, 0), 1)
         assert await read(consumer, 2) == [3, 4]
-        assert errors(await mesh.counted(before)) == {(NEAR, "too-small", "follower")}
+        assert errors(await cluster.cases_since(before)) == {(NEAR, "too-small", "follower")}
         assert consumer.fetch_stats.returns == {"out-of-range": 1}
 
 
-async def case_4_too_large(mesh: Mesh) -> None:
-    """What there is not at the leader either is the user's to decide, where `auto.offset.reset` is none."""
+async def case_4_too_large(cluster: RackedCluster) -> None:
+    """With `auto.offset.reset=none` the consumer raises OFFSET_OUT_OF_RANGE for an offset beyond the leader's log."""
     topic = "too-large"
-    await mesh.create(topic, 2)
-    async with mesh.reader(topic, 2, **{"auto.offset.reset": "none"}) as consumer:
-        before = await mesh.cases()
+    await cluster.create(topic, 2)
+    async with cluster.reader(topic, 2, **{"auto.offset.reset": "none"}) as consumer:
+        before = await cluster.cases()
         consumer.seek((topic, 0), 5)
         with pytest.raises(KafkaError) as caught:
             await read(consumer, 1)
         assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
-        assert errors(await mesh.counted(before)) == {(NEAR, "too-large", "follower")}
+        assert errors(await cluster.cases_since(before)) == {(NEAR, "too-large", "follower")}
         assert consumer.fetch_stats.returns == {"out-of-range": 1}
 
 
-async def case_4_too_large_where_the_follower_does_not_know_better(mesh: Mesh) -> None:
-    """A follower that hears nothing takes an offset for too large; the leader has it, and there is no reset."""
+async def case_4_too_large_at_an_isolated_follower(cluster: RackedCluster) -> None:
+    """The consumer reads from the leader an offset that an isolated follower reports as too large, without a reset."""
     topic = "too-large"
-    async with mesh.reader(topic, 2) as consumer:
-        before = await mesh.cases()
-        mesh.network.cut(2, [(LEADER, NEAR)])
-        await mesh.produce(topic, 3)
+    async with cluster.reader(topic, 2) as consumer:
+        before = await cluster.cases()
+        cluster.network.cut(2, [(LEADER, NEAR)])
+        await cluster.produce(topic, 3)
         consumer.seek((topic, 0), 4)
         assert await read(consumer, 1) == [4]
-        assert mesh.records_at(NEAR, topic) == 2
-        assert errors(await mesh.counted(before)) == {(NEAR, "too-large", "follower")}
+        assert cluster.records_at(NEAR, topic) == 2
+        assert errors(await cluster.cases_since(before)) == {(NEAR, "too-large", "follower")}
         assert consumer.fetch_stats.returns == {"out-of-range": 1}
 
 
-def errors(counted: set[Case]) -> set[Case]:
-    """Without case 1, which any read at the end of a log may be for the moment until a record is committed."""
-    return {case for case in counted if case[1] != "uncommitted"}
+def errors(cases: set[Case]) -> set[Case]:
+    """Drop case 1: any read at the end of a log may be counted as uncommitted until the high watermark advances."""
+    return {case for case in cases if case[1] != "uncommitted"}

@@ -1,4 +1,4 @@
-"""A metadata log that starts above 0, and nodes whose metadata folder is not as they left it (630-14)."""
+"""Nodes start with missing, corrupt or stale files in the metadata directory, on a cleaned metadata log (630-14)."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QuorumCluster]:
-    """Three controllers and a broker, whose metadata logs all start above 0."""
-    with QuorumCluster(tmp_path_factory.mktemp("disks"), controllers=3, brokers=1, config=CLEANED_AT_ONCE) as it:
-        create(it, [f"topic-{number}" for number in range(100)])
-        for node in it.nodes.values():
+    """Three controllers and a broker whose metadata logs start above 0."""
+    with QuorumCluster(tmp_path_factory.mktemp("disks"), controllers=3, brokers=1, config=CLEANED_AT_ONCE) as running:
+        create(running, [f"topic-{number}" for number in range(100)])
+        for node in running.nodes.values():
             wait_metric(node, LOG_START, 0)
-        yield it
+        yield running
 
 
 @pytest.fixture
-def mesh(shared: QuorumCluster) -> Iterator[QuorumCluster]:
-    """The same, in which each test finds and leaves everything caught up and every topic where it belongs."""
+def cluster(shared: QuorumCluster) -> Iterator[QuorumCluster]:
+    """The shared cluster, caught up. Asserts after each test that no topic is lost."""
     shared.wait_caught_up()
     before = topics_at(shared, shared.brokers[0])
     yield shared
@@ -54,77 +54,77 @@ def mesh(shared: QuorumCluster) -> Iterator[QuorumCluster]:
     check_disks(shared, before)
 
 
-def killed_follower(mesh: QuorumCluster) -> QuorumNode:
-    """A controller that does not lead, and does not run any more."""
-    node = mesh.followers()[0]
-    mesh.kill(node.name)
+def killed_follower(cluster: QuorumCluster) -> QuorumNode:
+    """Kill a follower controller and return it."""
+    node = cluster.followers()[0]
+    cluster.kill(node.name)
     return node
 
 
 def end_of(snapshot: Path) -> int:
-    """The end offset in its name."""
+    """Return the end offset in the snapshot's file name."""
     return int(snapshot.name.partition("-")[0])
 
 
 def flip(file: Path) -> None:
-    """Change the byte in the middle."""
+    """Flip the bits of the byte in the middle of the file."""
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 0xFF
     file.write_bytes(data)
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    """All that a folder has, but for the lock and the manager's own small files."""
-    return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+def content(directory: Path) -> dict[str, bytes]:
+    """Return file name -> content of the directory."""
+    return {file.name: file.read_bytes() for file in sorted(directory.iterdir())}
 
 
-def refusal(mesh: QuorumCluster, node: QuorumNode) -> str:
-    """Start a node that refuses: its exit code is 1, its last words one line."""
+def refusal(cluster: QuorumCluster, node: QuorumNode) -> str:
+    """Start a node that must fail with exit code 1 and return its one-line error."""
     offset = log_end(node)
-    mesh.start(node.name, wait=False)
-    assert mesh.wait_exit(node.name) == 1
-    said = [line for line in lines_of(node, offset) if not line.startswith("{")]
-    assert len(said) == 1, said
-    assert said[0].startswith("kipmesh_metadata_controller: cannot start: ")
-    return said[0]
+    cluster.start(node.name, wait=False)
+    assert cluster.wait_exit(node.name) == 1
+    errors = [line for line in lines_of(node, offset) if not line.startswith("{")]
+    assert len(errors) == 1, errors
+    assert errors[0].startswith("kipmesh_metadata_controller: cannot start: ")
+    return errors[0]
 
 
-def complaints(node: QuorumNode, offset: int) -> list[str]:
-    """The text of what a node logged as a warning or an error after `offset`."""
+def warnings(node: QuorumNode, offset: int) -> list[str]:
+    """Return the events that the node logged as warnings or errors after `offset`."""
     logged = [json.loads(line) for line in lines_of(node, offset) if line.startswith("{")]
     return [line["event"] for line in logged if line["level"] in ("warning", "error")]
 
 
-def wipe_and_start(mesh: QuorumCluster, node: QuorumNode) -> None:
-    """What the refusals tell a person to do."""
+def wipe_and_start(cluster: QuorumCluster, node: QuorumNode) -> None:
+    """Delete the data directory and start the node, as its error message advises."""
     shutil.rmtree(node.data)
-    mesh.start(node.name)
-    mesh.wait_caught_up()
+    cluster.start(node.name)
+    cluster.wait_caught_up()
     assert metrics(node)[f"{CONTROLLER}loadsnapshotlatencyms_count"] >= 1
     assert metrics(node)[LOG_START] > 0
-    # Not a leader yet, but for an election because another stood still: either is a voter again.
+    # It may also be elected leader if other controllers pause.
     wait_for(lambda: state_of(node) in ("follower", "leader"), f"{node.name} as a voter")
 
 
-def test_a_wiped_controller_comes_back_by_snapshot(mesh: QuorumCluster) -> None:
-    node = killed_follower(mesh)
-    create(mesh, [f"while-wiped-{number}" for number in range(5)])
+def test_wiped_controller_recovers_from_a_snapshot(cluster: QuorumCluster) -> None:
+    node = killed_follower(cluster)
+    create(cluster, [f"while-wiped-{number}" for number in range(5)])
     offset = log_end(node)
-    wipe_and_start(mesh, node)
+    wipe_and_start(cluster, node)
     assert snapshots(node)
     events = [json.loads(line)["event"] for line in lines_of(node, offset) if line.startswith("{")]
     assert "fetching a metadata snapshot" in events
     assert "metadata snapshot installed" in events
-    mesh.kill(mesh.active().name)  # it is as good as any other: with it there is still a majority
-    create(mesh, ["after-the-wipe"])
-    mesh.start(*[other.name for other in mesh.controllers if not mesh.is_running(other.name)])
+    cluster.kill(cluster.active().name)  # the wiped controller is needed for a majority
+    create(cluster, ["after-the-wipe"])
+    cluster.start(*[other.name for other in cluster.controllers if not cluster.is_running(other.name)])
 
 
-def test_a_new_broker_loads_a_snapshot_and_serves(mesh: QuorumCluster) -> None:
-    new = mesh.add_broker()
-    mesh.start(new.name)
-    mesh.wait_caught_up()
-    wait_for(lambda: topics_at(mesh, new) == topics_at(mesh, mesh.brokers[0]), "agreement of the new broker")
+def test_new_broker_loads_a_snapshot_and_serves_records(cluster: QuorumCluster) -> None:
+    new = cluster.add_broker()
+    cluster.start(new.name)
+    cluster.wait_caught_up()
+    wait_for(lambda: topics_at(cluster, new) == topics_at(cluster, cluster.brokers[0]), "agreement of the new broker")
     found = metrics(new)
     assert found[f"{CONTROLLER}loadsnapshotlatencyms_count"] >= 1
     assert found[f"{CONTROLLER}snapshotsizebytes"] > 0
@@ -145,159 +145,165 @@ def test_a_new_broker_loads_a_snapshot_and_serves(mesh: QuorumCluster) -> None:
                 values += [record.value for record in records]
         return values
 
-    assert mesh.run(serve()) == [b"%d" % number for number in range(10)]
+    assert cluster.run(serve()) == [b"%d" % number for number in range(10)]
 
 
-@pytest.mark.parametrize("how", ["corrupt", "missing"])
-def test_a_voter_without_a_valid_snapshot_refuses_to_start(mesh: QuorumCluster, how: str) -> None:
-    node = killed_follower(mesh)
+@pytest.mark.parametrize("damage", ["corrupt", "missing"])
+def test_voter_without_a_valid_snapshot_refuses_to_start(cluster: QuorumCluster, damage: str) -> None:
+    node = killed_follower(cluster)
     lost = snapshots(node)
     start = min(int(file.stem) for file in segments(node))
     assert start > 0
     for file in lost:
-        flip(file) if how == "corrupt" else file.unlink()
+        flip(file) if damage == "corrupt" else file.unlink()
     log = {file.name: file.read_bytes() for file in segments(node)}
-    for _ in range(2):  # the second time there is no corrupt one left to be found, and nothing else has changed
-        line = refusal(mesh, node)
+    for _ in range(2):  # corrupt snapshots are set aside only at the first start
+        line = refusal(cluster, node)
         assert re.search(r"the metadata log starts at offset \d+ and no valid snapshot ends there or later", line)
         assert "move its metadata directory away and restart it" in line
         assert {file.name: file.read_bytes() for file in segments(node)} == log
-    if how == "corrupt":
-        assert sorted(file.name for file in node.metadata.glob("*.corrupt")) == [f"{one.name}.corrupt" for one in lost]
-    wipe_and_start(mesh, node)
+    if damage == "corrupt":
+        assert sorted(file.name for file in node.metadata.glob("*.corrupt")) == [
+            f"{file.name}.corrupt" for file in lost
+        ]
+    wipe_and_start(cluster, node)
 
 
-@pytest.mark.parametrize("how", ["corrupt", "missing"])
-def test_a_broker_without_a_valid_snapshot_fetches_anew(mesh: QuorumCluster, how: str) -> None:
-    broker = mesh.brokers[0]
-    mesh.kill(broker.name)
+@pytest.mark.parametrize("damage", ["corrupt", "missing"])
+def test_broker_without_a_valid_snapshot_fetches_metadata_from_the_leader(cluster: QuorumCluster, damage: str) -> None:
+    broker = cluster.brokers[0]
+    cluster.kill(broker.name)
     lost = snapshots(broker)
     for file in lost:
-        flip(file) if how == "corrupt" else file.unlink()
-    corrupt = len(lost) if how == "corrupt" else 0
+        flip(file) if damage == "corrupt" else file.unlink()
+    corrupt = len(lost) if damage == "corrupt" else 0
     offset = log_end(broker)
-    mesh.start(broker.name)
-    mesh.wait_caught_up()
-    said = complaints(broker, offset)
-    assert sum("no valid snapshot, emptying the log" in text for text in said) == 1, said
-    assert sum("set aside" in text for text in said) == corrupt, said
+    cluster.start(broker.name)
+    cluster.wait_caught_up()
+    logged = warnings(broker, offset)
+    assert sum("no valid snapshot, emptying the log" in event for event in logged) == 1, logged
+    assert sum("set aside" in event for event in logged) == corrupt, logged
     found = metrics(broker)
     assert found["kipmesh_metadata_corrupt_snapshots_total"] == corrupt
     assert found[LOG_START] > 0
 
 
-def test_a_torn_log_is_cut_and_caught_up(mesh: QuorumCluster) -> None:
-    node = killed_follower(mesh)
-    last = [file for file in segments(node) if file.stat().st_size][-1]  # one that was just begun may be empty
-    create(mesh, ["while-torn"])
+def test_controller_truncates_a_torn_log_tail_and_catches_up(cluster: QuorumCluster) -> None:
+    node = killed_follower(cluster)
+    last = [file for file in segments(node) if file.stat().st_size][-1]  # the active segment may be empty
+    create(cluster, ["while-torn"])
     last.write_bytes(last.read_bytes()[:-30])
     offset = log_end(node)
-    mesh.start(node.name)
-    mesh.wait_caught_up()
-    assert any("truncat" in text or "cut" in text for text in complaints(node, offset)), complaints(node, offset)
+    cluster.start(node.name)
+    cluster.wait_caught_up()
+    logged = warnings(node, offset)
+    assert any("truncat" in event or "cut" in event for event in logged), logged
 
 
-@pytest.mark.parametrize("how", ["flipped", "short"])
-def test_a_voter_whose_log_was_damaged_while_it_was_stopped_refuses_to_start(mesh: QuorumCluster, how: str) -> None:
-    node = mesh.followers()[0]
-    create(mesh, [f"before-{how}"])
-    mesh.wait_caught_up()
-    assert mesh.stop(node.name) == 0
+@pytest.mark.parametrize("damage", ["flipped", "short"])
+def test_voter_with_a_corrupt_log_refuses_to_start(cluster: QuorumCluster, damage: str) -> None:
+    node = cluster.followers()[0]
+    create(cluster, [f"before-{damage}"])
+    cluster.wait_caught_up()
+    assert cluster.stop(node.name) == 0
     file = [file for file in segments(node) if file.stat().st_size][-1]
-    if how == "flipped":
+    if damage == "flipped":
         flip(file)
     else:
         file.write_bytes(file.read_bytes()[:-30])
     before = content(node.metadata)
     for _ in range(2):
-        line = refusal(mesh, node)
+        line = refusal(cluster, node)
         assert f"{file} is corrupt at offset " in line
         assert "move its metadata directory away and restart it" in line
         assert content(node.metadata) == before
-    wipe_and_start(mesh, node)
+    wipe_and_start(cluster, node)
 
 
-def test_a_broker_whose_log_was_damaged_fetches_anew(mesh: QuorumCluster) -> None:
-    broker = mesh.brokers[0]
-    create(mesh, ["before-the-broker"])
-    mesh.wait_caught_up()
-    assert mesh.stop(broker.name) == 0
+def test_broker_with_a_corrupt_log_fetches_all_metadata_from_the_leader(cluster: QuorumCluster) -> None:
+    broker = cluster.brokers[0]
+    create(cluster, ["before-the-broker"])
+    cluster.wait_caught_up()
+    assert cluster.stop(broker.name) == 0
     flip([file for file in segments(broker) if file.stat().st_size][-1])
     offset = log_end(broker)
-    mesh.start(broker.name)
-    mesh.wait_caught_up()
-    assert sum("fetching all metadata from the leader" in text for text in complaints(broker, offset)) == 1
+    cluster.start(broker.name)
+    cluster.wait_caught_up()
+    assert sum("fetching all metadata from the leader" in event for event in warnings(broker, offset)) == 1
 
 
-def test_a_log_that_ends_before_the_snapshot_gives_way_to_it(mesh: QuorumCluster) -> None:
-    node = mesh.followers()[0]
+def test_snapshot_replaces_a_log_that_ends_before_it(cluster: QuorumCluster) -> None:
+    node = cluster.followers()[0]
 
-    def ends_before_it() -> bool:
-        """Or else the log, emptied, would end where the snapshot does."""
+    def ends_before_snapshot() -> bool:
+        """Return whether the active segment starts before the newest snapshot ends."""
         return end_of(snapshots(node)[-1]) > int(segments(node)[-1].stem)
 
     for count in range(100):
-        if ends_before_it():
-            mesh.kill(node.name)
-            if ends_before_it():  # still, after what it did until then
+        if ends_before_snapshot():
+            cluster.kill(node.name)
+            if ends_before_snapshot():  # the node wrote until it was killed
                 break
-            mesh.start(node.name)
-        create(mesh, [f"longer-{count}-{number}" for number in range(10)])
+            cluster.start(node.name)
+        create(cluster, [f"longer-{count}-{number}" for number in range(10)])
     else:
-        raise AssertionError("its log never ended before its snapshot")
+        raise AssertionError("the log never ended before the snapshot")
     newest = snapshots(node)[-1]
     for file in segments(node):
         file.write_bytes(b"")
     offset = log_end(node)
-    mesh.start(node.name)
-    mesh.wait_caught_up()
-    said = complaints(node, offset)
-    # Which of the two says so depends on whether the log starts at the newest snapshot or before it.
-    assert any("replaces the log" in text or "is before log start" in text for text in said), said
+    cluster.start(node.name)
+    cluster.wait_caught_up()
+    logged = warnings(node, offset)
+    # The event depends on whether the log starts at the newest snapshot or before it.
+    assert any("replaces the log" in event or "is before log start" in event for event in logged), logged
     assert metrics(node)[LOG_START] >= end_of(newest)
 
 
-def test_a_stale_part_is_dropped(mesh: QuorumCluster) -> None:
-    node = killed_follower(mesh)
+def test_controller_deletes_stale_snapshot_parts_at_start(cluster: QuorumCluster) -> None:
+    node = killed_follower(cluster)
     newest = snapshots(node)[-1]
     parts = [node.metadata / f"{10**9:020}-0000000001.checkpoint.part", newest.with_suffix(".checkpoint.part")]
     deleted = node.metadata / f"{1:020}-0000000001.checkpoint.deleted"
     for file in (*parts, deleted):
         file.write_bytes(b"half of a snapshot")
-    mesh.start(node.name)
+    cluster.start(node.name)
     assert not any(file.exists() for file in (*parts, deleted))
 
 
-OTHERS_STATE = (
+FOREIGN_STATE = (
     '{"clusterId":"another","leaderId":-1,"leaderEpoch":7,"votedId":-1,"appliedOffset":0,"currentVoters":[],'
     '"data_version":0}'
 )
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
-    [(OTHERS_STATE, "quorum-state belongs to cluster another, but cluster.id is "), ("{}", "quorum-state: it is not Kafka's JSON")],
+    ("text", "reason"),
+    [
+        (FOREIGN_STATE, "quorum-state belongs to cluster another, but cluster.id is "),
+        ("{}", "quorum-state: it is not Kafka's JSON"),
+    ],
 )
-def test_a_quorum_state_that_is_not_ours_is_refused(mesh: QuorumCluster, text: str, why: str) -> None:
-    node = killed_follower(mesh)
+def test_controller_refuses_a_foreign_or_invalid_quorum_state(cluster: QuorumCluster, text: str, reason: str) -> None:
+    node = killed_follower(cluster)
     file = node.metadata / "quorum-state"
-    ours = file.read_text()
+    original = file.read_text()
     file.write_text(text)
     before = content(node.metadata)
-    assert why in refusal(mesh, node)
+    assert reason in refusal(cluster, node)
     assert content(node.metadata) == before
-    file.write_text(ours)
-    mesh.start(node.name)
+    file.write_text(original)
+    cluster.start(node.name)
 
 
 def has_snapshot(node: QuorumNode) -> bool:
     return bool(snapshots(node))
 
 
-def test_the_log_goes_on_being_cleaned(mesh: QuorumCluster) -> None:
-    before = {node.name: metrics(node)[LOG_START] for node in mesh.nodes.values()}
-    create(mesh, [f"cleaned-{number}" for number in range(100)])
-    for node in mesh.nodes.values():
+def test_log_cleaning_advances_the_log_start_offset_on_every_node(cluster: QuorumCluster) -> None:
+    before = {node.name: metrics(node)[LOG_START] for node in cluster.nodes.values()}
+    create(cluster, [f"cleaned-{number}" for number in range(100)])
+    for node in cluster.nodes.values():
         wait_metric(node, LOG_START, before[node.name])
         wait_metric(node, f"{CONTROLLER}gensnapshotlatencyms_count", 0)
         start = metrics(node)[LOG_START]

@@ -1,4 +1,4 @@
-"""Controllers and brokers fail at random while metadata changes: what each node has on its disk is the same state."""
+"""All nodes store the same metadata after random faults of controllers and brokers."""
 
 from __future__ import annotations
 
@@ -30,43 +30,43 @@ KEY = "retention.ms"
 
 
 class Changes:
-    """One client that creates, deletes and configures topics of its own; what it was told is what must be."""
+    """A client that creates, deletes and configures its topics and remembers the acknowledged state."""
 
     def __init__(self, number: int, brokers: list[str]) -> None:
         self._prefix = f"topic-{number}"
         self._bootstrap = ",".join(brokers[number:] + brokers[:number])
         self._rng = Random(number)
-        self.there: dict[str, str | None] = {}
-        """Name -> what was configured; None where nothing is known of that."""
-        self.gone: set[str] = set()
-        self.ends = False
+        self.existing: dict[str, str | None] = {}
+        """Name -> configured value; None if it is unknown."""
+        self.deleted: set[str] = set()
+        self.is_ended = False
 
     async def run(self) -> None:
         async with AdminClient(self._bootstrap) as admin:
             count = 0
-            while not self.ends:
+            while not self.is_ended:
                 count += 1
-                await self._one(admin, count)
+                await self._change(admin, count)
                 await asyncio.sleep(0.02)
 
-    async def _one(self, admin: AdminClient, count: int) -> None:
-        what = self._rng.random()
-        name = self._rng.choice(list(self.there)) if self.there else ""
-        if what < 0.5 or not name:
+    async def _change(self, admin: AdminClient, count: int) -> None:
+        choice = self._rng.random()
+        name = self._rng.choice(list(self.existing)) if self.existing else ""
+        if choice < 0.5 or not name:
             await self._create(admin, f"{self._prefix}-{count}")
-        elif what < 0.7:
-            del self.there[name]
+        elif choice < 0.7:
+            del self.existing[name]
             try:
                 await admin.delete_topics([name], wait=False)
-                self.gone.add(name)
-            except KafkaError as error:  # its answer was lost, and it was done before it was repeated
+                self.deleted.add(name)
+            except KafkaError as error:  # the response was lost, and the retry found the topic deleted
                 if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     raise
         else:
-            self.there[name] = None
+            self.existing[name] = None
             value = str(1_000_000 + count)
             await admin.alter_configs({ConfigResource(ResourceType.TOPIC, name): [ConfigAlteration(KEY, value)]})
-            self.there[name] = value
+            self.existing[name] = value
 
     async def _create(self, admin: AdminClient, name: str) -> None:
         try:
@@ -74,39 +74,39 @@ class Changes:
         except KafkaError as error:
             if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
                 raise
-        self.there[name] = None
+        self.existing[name] = None
 
     def check(self, image: MetadataImage) -> None:
-        """Nothing that was acknowledged is lost."""
-        assert not [name for name in self.there if image.topic_by_name(name) is None]
-        assert not [name for name in self.gone if image.topic_by_name(name) is not None]
-        told = {name: value for name, value in self.there.items() if value is not None}
-        assert told == {name: image.topic_config(name).get(KEY) for name in told}
+        """Assert that the image has every acknowledged change."""
+        assert not [name for name in self.existing if image.topic_by_name(name) is None]
+        assert not [name for name in self.deleted if image.topic_by_name(name) is not None]
+        configured = {name: value for name, value in self.existing.items() if value is not None}
+        assert configured == {name: image.topic_config(name).get(KEY) for name in configured}
 
 
 @pytest.fixture
-def mesh(tmp_path: Path) -> Iterator[QuorumCluster]:
-    with QuorumCluster(tmp_path, controllers=3, brokers=2, config=CLEANED_AT_ONCE) as it:
-        yield it
+def cluster(tmp_path: Path) -> Iterator[QuorumCluster]:
+    with QuorumCluster(tmp_path, controllers=3, brokers=2, config=CLEANED_AT_ONCE) as running:
+        yield running
 
 
-def fail_at_random(mesh: QuorumCluster, rng: Random) -> None:
-    """A node at a time is killed, stopped or held for a while, controllers more often."""
+def fail_at_random(cluster: QuorumCluster, rng: Random) -> None:
+    """Kill, stop or pause one random node at a time; controllers more often than brokers."""
     for _ in range(FAULTS):
         time.sleep(rng.uniform(0.2, 1.0))
-        name = rng.choice([*mesh.controllers, *mesh.controllers, *mesh.brokers]).name
+        name = rng.choice([*cluster.controllers, *cluster.controllers, *cluster.brokers]).name
         if rng.random() < 0.4:
-            mesh.pause(name)
+            cluster.pause(name)
             time.sleep(rng.uniform(0.2, 2.0))
-            mesh.resume(name)
+            cluster.resume(name)
         else:
-            rng.choice([mesh.kill, mesh.stop])(name)
+            rng.choice([cluster.kill, cluster.stop])(name)
             time.sleep(rng.uniform(0.0, 1.0))
-            mesh.start(name)
+            cluster.start(name)
 
 
 def image_on_disk(node: QuorumNode, end: int) -> MetadataImage:
-    """By its newest snapshot and the log after it, up to an offset."""
+    """Load the newest snapshot of the node and replay its log up to offset `end`."""
     store = SnapshotStore(RealFileSystem(), str(node.metadata))
     loader = ImageLoader(store.open(newest := store.snapshot_ids()[-1]), newest)
     for _ in loader.steps():
@@ -121,27 +121,27 @@ def image_on_disk(node: QuorumNode, end: int) -> MetadataImage:
     return image
 
 
-def test_all_disks_have_one_state_after_many_faults(mesh: QuorumCluster) -> None:
-    clients = [Changes(number, [broker.grpc for broker in mesh.brokers]) for number in range(2)]
+def test_all_nodes_store_the_same_metadata_after_random_faults(cluster: QuorumCluster) -> None:
+    clients = [Changes(number, [broker.grpc for broker in cluster.brokers]) for number in range(2)]
 
-    async def begin() -> list[asyncio.Task[None]]:
+    async def start() -> list[asyncio.Task[None]]:
         return [asyncio.create_task(client.run()) for client in clients]
 
     async def finish() -> None:
         for client in clients:
-            client.ends = True
+            client.is_ended = True
         await asyncio.gather(*running)
 
-    running = mesh.run(begin())
-    fail_at_random(mesh, Random(1))
-    mesh.run(finish())
-    end = mesh.wait_caught_up().high_watermark
-    for name in mesh.nodes:
-        mesh.kill(name)
-    images = {node.name: image_on_disk(node, end) for node in mesh.nodes.values()}
+    running = cluster.run(start())
+    fail_at_random(cluster, Random(1))
+    cluster.run(finish())
+    end = cluster.wait_caught_up().high_watermark
+    for name in cluster.nodes:
+        cluster.kill(name)
+    images = {node.name: image_on_disk(node, end) for node in cluster.nodes.values()}
     records = {name: sorted(map(repr, image_records(image.capture()))) for name, image in images.items()}
     first = records["controller-1"]
-    assert all(other == first for other in records.values()), {name: len(each) for name, each in records.items()}
+    assert all(other == first for other in records.values()), {name: len(lines) for name, lines in records.items()}
     for client in clients:
-        assert client.there
+        assert client.existing
         client.check(images["controller-1"])

@@ -1,4 +1,4 @@
-"""A client of Kafka's own protocol (aiokafka) on a cluster of processes, beside clients by gRPC."""
+"""Clients of the Kafka protocol (aiokafka) and gRPC clients on one cluster of processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def _produce(bootstrap: str, values: list[bytes], **options: object) -> li
         bootstrap_servers=bootstrap, acks="all", enable_idempotence=True, **options
     ) as producer:
         sent = [await producer.send("flights", value, partition=0) for value in values]
-        return [(await each).offset for each in sent]
+        return [(await delivery).offset for delivery in sent]
 
 
 async def _consume(bootstrap: str, number: int, offset: int = 0) -> list[ConsumerRecord[bytes, bytes]]:
@@ -42,7 +42,7 @@ async def _consume(bootstrap: str, number: int, offset: int = 0) -> list[Consume
     return records
 
 
-async def test_what_one_protocol_writes_the_other_reads(cluster: LocalCluster) -> None:
+async def test_records_written_by_one_protocol_are_read_by_the_other(cluster: LocalCluster) -> None:
     bootstrap = cluster.kafka_bootstrap
     assert bootstrap is not None
     assert len(bootstrap.split(",")) == 3
@@ -66,14 +66,14 @@ async def test_what_one_protocol_writes_the_other_reads(cluster: LocalCluster) -
 
 
 @pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])
-async def test_compressed_batches_are_kept_as_they_are(cluster: LocalCluster, compression: str) -> None:
+async def test_compressed_batches_are_read_back(cluster: LocalCluster, compression: str) -> None:
     bootstrap = str(cluster.kafka_bootstrap)
     values = [b"%d" % index * 100 for index in range(50)]
     offsets = await _produce(bootstrap, values, compression_type=compression)
     assert [record.value for record in await _consume(bootstrap, 50, offsets[0])] == values
 
 
-async def test_a_client_follows_the_leader_when_it_is_killed(cluster: LocalCluster) -> None:
+async def test_idempotent_producer_follows_leadership_after_a_leader_is_killed(cluster: LocalCluster) -> None:
     bootstrap = str(cluster.kafka_bootstrap)
     before = await _produce(bootstrap, [b"before"])
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", enable_idempotence=True) as producer:

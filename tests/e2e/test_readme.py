@@ -1,4 +1,4 @@
-"""What the README tells a reader to type works."""
+"""Runs the commands and the example test of the README."""
 
 from __future__ import annotations
 
@@ -23,25 +23,26 @@ def _block(after: str, language: str) -> str:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path / "mesh"
-    if (tmp_path / "mesh" / "cluster.json").exists():
-        subprocess.run([KIPMESH, "local", "down", "--dir", tmp_path / "mesh"], check=False, capture_output=True)
+def cluster_directory(tmp_path: Path) -> Iterator[Path]:
+    directory = tmp_path / "cluster"
+    yield directory
+    if (directory / "cluster.json").exists():
+        subprocess.run([KIPMESH, "local", "down", "--dir", directory], check=False, capture_output=True)
 
 
-def test_quick_start_of_the_readme_runs(folder: Path) -> None:
+def test_readme_quick_start_runs(cluster_directory: Path) -> None:
     lines = [line for line in _block("## Quick start", "").splitlines() if not line.startswith("make ")]
     assert len(lines) == 9
     printed = []
     for line in lines:
-        command = line.replace(".venv/bin/kipmesh", str(KIPMESH)).replace("build/mesh", str(folder))
+        command = line.replace(".venv/bin/kipmesh", str(KIPMESH)).replace("build/mesh", str(cluster_directory))
         result = subprocess.run(command, shell=True, check=False, capture_output=True, text=True, timeout=100)
         assert result.returncode == 0, f"{line}: {result.stdout}{result.stderr}"
         printed.append(result.stdout)
     assert printed[3] == "hello\n"
 
 
-def test_example_test_of_the_readme_passes() -> None:
+def test_readme_example_test_passes() -> None:
     names: dict[str, object] = {"__name__": "readme"}
     exec(compile(_block("In a test:", "python"), "README.md", "exec"), names)
     test = names["test_records_arrive"]

@@ -1,4 +1,4 @@
-"""The wheel, built from a clean tree and installed elsewhere, runs a cluster."""
+"""The wheel: its packages, and a cluster run from an installation."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def _run(command: list[str | Path], cwd: Path, text: str | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the files of the repository alone."""
+    """Wheel built from a copy of the repository's sources."""
     source = tmp_path_factory.mktemp("clean") / "source"
-    # What tests leave in this folder, or are about to take away, is not for the wheel.
-    made = ("spark-warehouse", "metastore_db", "derby.log")
-    left_out = shutil.ignore_patterns(".*", "build", "dist", "docs", "__pycache__", "tests", "*.egg-info", *made)
+    # Tests may leave or delete these files while the tree is copied.
+    generated = ("spark-warehouse", "metastore_db", "derby.log")
+    left_out = shutil.ignore_patterns(".*", "build", "dist", "docs", "__pycache__", "tests", "*.egg-info", *generated)
     shutil.copytree(ROOT, source, ignore=left_out)
     target = tmp_path_factory.mktemp("dist")
     _run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", target], source)
@@ -45,28 +45,28 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A venv with the wheel in it, and the dependencies of the running one: nothing is fetched."""
+    """A venv with the wheel and the dependencies of the running venv, without downloads."""
     venv = tmp_path_factory.mktemp("elsewhere") / "venv"
     _run([sys.executable, "-m", "venv", "--without-pip", venv], venv.parent)
     python = venv / "bin" / "python"
     pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python]
     _run([*pip, "install", "--quiet", "--no-deps", "--no-index", wheel], venv.parent)
     (site,) = venv.glob("lib/python*/site-packages")
-    # Folders that a .pth names are searched last, and their own .pth files (the editable install) are not read.
+    # Directories from .pth files are searched last, and .pth files in them (the editable install) are ignored.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return venv
 
 
 @pytest.fixture
-def folder(installed: Path, tmp_path: Path) -> Iterator[Path]:
-    """Where the cluster lives; it is stopped at the end whatever happened."""
-    folder = tmp_path / "mesh"
-    yield folder
-    if (folder / "cluster.json").exists():
-        _run([installed / "bin" / "kipmesh", "local", "down", "--dir", folder], tmp_path)
+def cluster_directory(installed: Path, tmp_path: Path) -> Iterator[Path]:
+    """Directory of a cluster that is stopped after the test."""
+    directory = tmp_path / "cluster"
+    yield directory
+    if (directory / "cluster.json").exists():
+        _run([installed / "bin" / "kipmesh", "local", "down", "--dir", directory], tmp_path)
 
 
-def test_wheel_has_what_it_needs_and_no_more(wheel: Path, installed: Path) -> None:
+def test_wheel_contains_only_the_shipped_packages(wheel: Path, installed: Path) -> None:
     (site,) = installed.glob("lib/python*/site-packages")
     assert (site / "kipmesh" / "messages" / "apis" / "fetch.py").exists()
     assert (site / "kipmesh" / "py.typed").exists()
@@ -80,14 +80,14 @@ def test_wheel_has_what_it_needs_and_no_more(wheel: Path, installed: Path) -> No
         assert (site / package / "__init__.py").exists(), package
     for other in ["tests", "bench", "tools", "services", "protos"]:
         assert not (site / other).exists(), other
-    where = _run([installed / "bin" / "python", "-c", "import kipmesh; print(kipmesh.__file__)"], installed)
-    assert Path(where.strip()).is_relative_to(installed)
+    location = _run([installed / "bin" / "python", "-c", "import kipmesh; print(kipmesh.__file__)"], installed)
+    assert Path(location.strip()).is_relative_to(installed)
 
 
-def test_installed_wheel_runs_a_cluster(installed: Path, folder: Path, tmp_path: Path) -> None:
+def test_installed_wheel_runs_a_cluster(installed: Path, cluster_directory: Path, tmp_path: Path) -> None:
     kipmesh = installed / "bin" / "kipmesh"
-    _run([kipmesh, "local", "up", "--controllers", "1", "--dir", folder], tmp_path)
-    cluster = json.loads((folder / "cluster.json").read_text())
+    _run([kipmesh, "local", "up", "--controllers", "1", "--dir", cluster_directory], tmp_path)
+    cluster = json.loads((cluster_directory / "cluster.json").read_text())
     assert [node["role"] for node in cluster["nodes"]] == ["controller", "leader", "follower", "follower"]
     bootstrap = ["--bootstrap", cluster["bootstrap"]]
     _run(

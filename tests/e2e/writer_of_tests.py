@@ -1,4 +1,4 @@
-"""Writes numbered records all the time and remembers which were acknowledged, and where."""
+"""Writes numbered records continuously and remembers the offsets of those acknowledged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WAITING_MAX = 5000
 
 
 class Writer:
-    """`async with Writer(...) as writer`: writes from then on, until the end of the block or `finish`."""
+    """`async with Writer(...) as writer`: writes until the end of the block or `finish`."""
 
     def __init__(self, bootstrap: str, topic: str, **config: Any) -> None:
         self.acknowledged: dict[tuple[int, int], bytes] = {}
@@ -23,7 +23,7 @@ class Writer:
         self._producer = Producer(bootstrap, **{"acks": "all", **config})
         self._waiting: deque[tuple[bytes, Any]] = deque()
         self._task: asyncio.Task[None] | None = None
-        self._ends = False
+        self._is_finishing = False
 
     async def __aenter__(self) -> Self:
         await self._producer.start()
@@ -40,15 +40,15 @@ class Writer:
         await self._producer.close()
 
     async def finish(self) -> None:
-        """Write no more; every record that was sent is acknowledged, or this raises what it failed with."""
-        self._ends = True
+        """Stop writing and wait until all sent records are acknowledged. Raises the first delivery error."""
+        self._is_finishing = True
         if self._task is not None:
             await self._task
         await self._producer.flush()
         await self._collect(wait=True)
 
     async def until(self, count: int, timeout_s: float = 60) -> None:
-        """Until so many more records are acknowledged than now."""
+        """Wait until `count` more records are acknowledged."""
         wanted = len(self.acknowledged) + count
         async with asyncio.timeout(timeout_s):
             while len(self.acknowledged) < wanted:
@@ -59,7 +59,7 @@ class Writer:
 
     async def _write(self) -> None:
         number = 0
-        while not self._ends:
+        while not self._is_finishing:
             for _ in range(BURST_RECORDS):
                 value = b"record %d of this test" % number
                 number += 1
@@ -70,22 +70,23 @@ class Writer:
     async def _collect(self, *, wait: bool) -> None:
         while self._waiting and (wait or self._waiting[0][1].done()):
             value, delivery = self._waiting.popleft()
-            where = await delivery
-            assert (where.partition, where.offset) not in self.acknowledged
-            self.acknowledged[where.partition, where.offset] = value
+            metadata = await delivery
+            assert (metadata.partition, metadata.offset) not in self.acknowledged
+            self.acknowledged[metadata.partition, metadata.offset] = value
 
 
 async def read_all(bootstrap: str, topic: str, **config: Any) -> dict[tuple[int, int], bytes]:
-    """Every record of the topic, by partition and offset; offsets without a gap."""
+    """Read every record of the topic, by partition and offset."""
     found: dict[tuple[int, int], bytes] = {}
     async with Consumer(bootstrap, **{"auto.offset.reset": "earliest", **config}) as consumer:
-        places = [TopicPartition(topic, partition) for partition in (await consumer.partitions_for(topic)).partitions]
-        ends = await consumer.end_offsets(places)
-        consumer.assign(places)
-        consumer.seek_to_beginning(places)
+        metadata = await consumer.partitions_for(topic)
+        partitions = [TopicPartition(topic, partition) for partition in metadata.partitions]
+        ends = await consumer.end_offsets(partitions)
+        consumer.assign(partitions)
+        consumer.seek_to_beginning(partitions)
         while len(found) < sum(ends.values()):
             records = await consumer.poll(timeout_ms=30_000)
-            assert records, f"{len(found)} of {sum(ends.values())} records"
+            assert records, f"read {len(found)} of {sum(ends.values())} records"
             for record in records:
                 assert record.value is not None
                 found[record.partition, record.offset] = record.value
@@ -93,6 +94,6 @@ async def read_all(bootstrap: str, topic: str, **config: Any) -> dict[tuple[int,
 
 
 def check_nothing_lost(acknowledged: dict[tuple[int, int], bytes], found: dict[tuple[int, int], bytes]) -> None:
-    """Every acknowledged record is where it was acknowledged."""
-    lost = [place for place, value in acknowledged.items() if found.get(place) != value]
-    assert not lost, f"{len(lost)} of {len(acknowledged)} acknowledged records are not there, first {min(lost)}"
+    """Assert that every acknowledged record is at its acknowledged offset."""
+    lost = [position for position, value in acknowledged.items() if found.get(position) != value]
+    assert not lost, f"{len(lost)} of {len(acknowledged)} acknowledged records are lost, first {min(lost)}"

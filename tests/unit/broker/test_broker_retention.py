@@ -1,4 +1,4 @@
-"""What retention cannot take, as it is not committed, is told: once a round, whatever the number of partitions."""
+"""Retention logs uncommitted segments that it cannot delete once per round."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ class FakeReplica(NamedTuple):
         return self.held
 
 
-async def round_of(*replicas: FakeReplica) -> list[Any]:
+async def run_round(*replicas: FakeReplica) -> list[Any]:
     keys = {"node.id": "1", "cluster.id": "c", "controller.quorum.voters": "9@127.0.0.1:1"}
     config = BrokerConfig.parse({**keys, "listeners": "MESH://127.0.0.1:0", "log.dirs": "nowhere"})
-    nothing: Any = None
+    unused: Any = None
     partitions: Any = replicas
-    maintenance = Maintenance(config, partitions, nothing, nothing, nothing, nothing, lambda: 0, lambda: 0)
+    maintenance = Maintenance(config, partitions, unused, unused, unused, unused, lambda: 0, lambda: 0)
     with structlog.testing.capture_logs() as lines:
         await maintenance._retain()
     return lines
 
 
-@pytest.mark.usefixtures("logs_that_can_be_read")
-async def test_segments_that_wait_are_told_in_one_line() -> None:
-    lines = await round_of(FakeReplica("a", 0, 2, 0), FakeReplica("b", 1, 0, 3), FakeReplica("c", 2, 0, 1))
+@pytest.mark.usefixtures("default_structlog")
+async def test_retention_logs_one_line_for_all_held_back_segments() -> None:
+    lines = await run_round(FakeReplica("a", 0, 2, 0), FakeReplica("b", 1, 0, 3), FakeReplica("c", 2, 0, 1))
     assert [line["event"] for line in lines] == [
         "segments deleted",
         "retention waits for the high watermark",
     ]
     assert (lines[1]["partitions"], lines[1]["example"]) == (2, "b-1")
-    assert await round_of(FakeReplica("a", 0, 0, 0)) == []
+    assert await run_round(FakeReplica("a", 0, 0, 0)) == []

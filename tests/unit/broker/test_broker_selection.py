@@ -1,4 +1,4 @@
-"""Leaders and Metadata name the replica to read from; the selector is a line of configuration (392-11 to 392-15)."""
+"""Preferred read replicas in Fetch and Metadata responses, and replica selector plugins (392-11 to 392-15)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from kipmesh.broker.requests.selection import ReplicaSelection, peer_host
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import InvalidConfigError
 from kipmesh.core.record_batch import build
-from tests.unit.broker.broker_clock import Clock, all_have_fetched
+from tests.unit.broker.broker_clock import Clock, wait_for_fetches
 from tests.unit.broker.broker_selectors import ConfiguredSelector
-from tests.unit.broker.conftest_broker import Mesh, eventually
+from tests.unit.broker.conftest_broker import BrokerCluster, eventually
 
 WAIT_MS = 60_000
-"""Longer than a call has: what waits for its end fails."""
+"""Longer than the timeout of a call: a fetch that waits this long fails the test."""
 RACK_AWARE = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 CONFIGURED = "tests.unit.broker.broker_selectors.ConfiguredSelector"
 
@@ -32,134 +32,141 @@ def batch(*values: bytes) -> bytes:
 
 
 @pytest.fixture(autouse=True)
-def _forget() -> None:
+def _clear_selector_calls() -> None:
     ConfiguredSelector.seen.clear()
     ConfiguredSelector.closed.clear()
 
 
 @pytest.fixture
-async def near(tmp_path: Path) -> AsyncIterator[Mesh]:
-    it = Mesh(tmp_path, **{"replica.selector.class": RACK_AWARE})
-    await it.start()
-    yield it
-    await it.stop()
+async def rack_aware(tmp_path: Path) -> AsyncIterator[BrokerCluster]:
+    cluster = BrokerCluster(tmp_path, **{"replica.selector.class": RACK_AWARE})
+    await cluster.start()
+    yield cluster
+    await cluster.stop()
 
 
-async def create(mesh: Mesh, partitions: int = 1) -> bytes:
-    """A topic whose replicas all have the one record of each partition."""
-    topic_id = await mesh.create("t", partitions=partitions)
+async def create(cluster: BrokerCluster, partitions: int = 1) -> bytes:
+    """Create a topic with one record in each partition, replicated to all followers."""
+    topic_id = await cluster.create("t", partitions=partitions)
     for partition in range(partitions):
-        assert (await mesh.produce("t", batch(b"x"), partition=partition)).error_code == 0
-        leader = mesh.brokers[1].hosted_replicas.get(topic_id, partition)
+        assert (await cluster.produce("t", batch(b"x"), partition=partition)).error_code == 0
+        leader = cluster.brokers[1].hosted_replicas.get(topic_id, partition)
         await eventually(
-            lambda leader=leader: {f.log_end_offset for f in leader.leader.followers.values()} == {1}, "all have it"
+            lambda leader=leader: {f.log_end_offset for f in leader.leader.followers.values()} == {1},
+            "all followers have the record",
         )
     return topic_id
 
 
-def value(mesh: Mesh, broker: int, name: str, **labels: str) -> float:
-    return mesh.brokers[broker].registry.get_sample_value(f"kipmesh_broker_{name}_total", labels) or 0.0
+def value(cluster: BrokerCluster, broker: int, name: str, **labels: str) -> float:
+    return cluster.brokers[broker].registry.get_sample_value(f"kipmesh_broker_{name}_total", labels) or 0.0
 
 
-async def test_leaders_send_consumers_to_the_replica_in_their_rack(near: Mesh) -> None:
-    await create(near)
+async def test_leader_redirects_consumers_to_replica_in_their_rack(rack_aware: BrokerCluster) -> None:
+    await create(rack_aware)
     for rack, replica in (("rack-b", 2), ("rack-c", 3)):
-        # A redirect is answered at once.
-        data = await near.fetch("t", 0, rack=rack, max_wait_ms=WAIT_MS, min_bytes=1000)
+        # A redirect does not wait.
+        data = await rack_aware.fetch("t", 0, rack=rack, max_wait_ms=WAIT_MS, min_bytes=1000)
         assert (data.preferred_read_replica, data.records, data.error_code) == (replica, b"", 0)
-        there = await near.fetch("t", 0, rack=rack, via=replica)
-        assert there.records
-        assert there.preferred_read_replica == -1, "followers do not select"
+        from_follower = await rack_aware.fetch("t", 0, rack=rack, via=replica)
+        assert from_follower.records
+        assert from_follower.preferred_read_replica == -1, "followers do not select"
     for rack, replica_id in (("rack-a", -1), ("rack-x", -1), ("", -1), ("rack-b", -2)):
-        data = await near.fetch("t", 0, rack=rack, replica_id=replica_id)
+        data = await rack_aware.fetch("t", 0, rack=rack, replica_id=replica_id)
         assert data.preferred_read_replica == -1, (rack, replica_id)
         assert data.records
-    assert value(near, 1, "fetch_redirects", replica="2") == value(near, 1, "fetch_redirects", replica="3") == 1
+    assert (
+        value(rack_aware, 1, "fetch_redirects", replica="2")
+        == value(rack_aware, 1, "fetch_redirects", replica="3")
+        == 1
+    )
     labels = {"role": "leader", "rack": "cross"}
-    assert value(near, 1, "consumer_fetched_bytes", **labels) > 0
-    assert value(near, 2, "consumer_fetched_bytes", role="follower", rack="same") > 0
+    assert value(rack_aware, 1, "consumer_fetched_bytes", **labels) > 0
+    assert value(rack_aware, 2, "consumer_fetched_bytes", role="follower", rack="same") > 0
 
 
-async def test_a_redirect_says_where_the_replica_listens_and_stays_in_the_session(near: Mesh) -> None:
-    topic_id = await create(near, partitions=2)
-    asked = [m.FetchPartition(p, -1, 0, partition_max_bytes=1000) for p in (0, 1)]
-    request = m.FetchRequest(session_epoch=0, rack_id="rack-c", min_bytes=1, topics=[m.FetchTopic("", topic_id, asked)])
-    response = await near.call(1, "Fetch", request)
-    assert response.node_endpoints == (m.NodeEndpoint(3, "127.0.0.1", near.ports[3], "rack-c"),)
+async def test_session_redirect_has_endpoint_and_repeats_in_incremental_fetches(rack_aware: BrokerCluster) -> None:
+    topic_id = await create(rack_aware, partitions=2)
+    requested = [m.FetchPartition(p, -1, 0, partition_max_bytes=1000) for p in (0, 1)]
+    request = m.FetchRequest(
+        session_epoch=0, rack_id="rack-c", min_bytes=1, topics=[m.FetchTopic("", topic_id, requested)]
+    )
+    response = await rack_aware.call(1, "Fetch", request)
+    assert response.node_endpoints == (m.NodeEndpoint(3, "127.0.0.1", rack_aware.ports[3], "rack-c"),)
     for epoch in (1, 2):
         request = m.FetchRequest(
             session_id=response.session_id, session_epoch=epoch, rack_id="rack-c", max_wait_ms=WAIT_MS, min_bytes=1
         )
-        again = await near.call(1, "Fetch", request)
-        assert [data.preferred_read_replica for t in again.responses for data in t.partitions] == [3, 3]
-        assert len(again.node_endpoints) == 1
+        incremental = await rack_aware.call(1, "Fetch", request)
+        assert [data.preferred_read_replica for t in incremental.responses for data in t.partitions] == [3, 3]
+        assert len(incremental.node_endpoints) == 1
 
 
-async def test_a_replica_that_is_gone_is_not_named_until_it_is_back(near: Mesh) -> None:
-    topic_id = await create(near)
-    await near.brokers.pop(2).abort()
-    replica = near.brokers[1].hosted_replicas.get(topic_id, 0)
-    await eventually(lambda: replica.leader.isr == {1, 3}, "2 is out")
-    assert (await near.fetch("t", 0, rack="rack-b")).records
-    asked = m.FetchTopic("", topic_id, [m.FetchPartition(0, -1, 1, partition_max_bytes=1000)])
-    first = await near.call(1, "Fetch", m.FetchRequest(session_epoch=0, rack_id="rack-b", topics=[asked]))
+async def test_leader_does_not_redirect_to_replica_outside_isr(rack_aware: BrokerCluster) -> None:
+    topic_id = await create(rack_aware)
+    await rack_aware.brokers.pop(2).abort()
+    replica = rack_aware.brokers[1].hosted_replicas.get(topic_id, 0)
+    await eventually(lambda: replica.leader.isr == {1, 3}, "broker 2 has left the ISR")
+    assert (await rack_aware.fetch("t", 0, rack="rack-b")).records
+    requested = m.FetchTopic("", topic_id, [m.FetchPartition(0, -1, 1, partition_max_bytes=1000)])
+    first = await rack_aware.call(1, "Fetch", m.FetchRequest(session_epoch=0, rack_id="rack-b", topics=[requested]))
     assert first.session_id
-    await near.start_broker(2)
-    await near.ready(2)
-    await eventually(lambda: replica.leader.isr == {1, 2, 3}, "2 is back")
+    await rack_aware.start_broker(2)
+    await rack_aware.ready(2)
+    await eventually(lambda: replica.leader.isr == {1, 2, 3}, "broker 2 is in the ISR")
     request = m.FetchRequest(session_id=first.session_id, session_epoch=1, rack_id="rack-b")
-    (topic,) = (await near.call(1, "Fetch", request)).responses
-    assert topic.partitions[0].preferred_read_replica == 2, "an idle partition of a session is looked at, too"
+    (topic,) = (await rack_aware.call(1, "Fetch", request)).responses
+    assert topic.partitions[0].preferred_read_replica == 2, "idle partitions of a session are redirected"
 
 
-async def test_by_default_leaders_serve_all(mesh: Mesh) -> None:
-    await create(mesh)
-    data = await mesh.fetch("t", 0, rack="rack-b")
+async def test_leader_serves_all_consumers_without_selector(cluster: BrokerCluster) -> None:
+    await create(cluster)
+    data = await cluster.fetch("t", 0, rack="rack-b")
     assert data.records
     assert data.preferred_read_replica == -1
 
 
-async def preferred(mesh: Mesh, via: int, rack: str) -> list[int]:
+async def preferred(cluster: BrokerCluster, via: int, rack: str) -> list[int]:
     request = m.MetadataRequest([m.MetadataRequestTopic(b"", "t")], rack_id=rack)
-    response = await mesh.call(via, "Metadata", request)
+    response = await cluster.call(via, "Metadata", request)
     return [partition.preferred_read_replica for topic in response.topics for partition in topic.partitions]
 
 
-async def test_in_mode_metadata_any_broker_names_the_replica(tmp_path: Path) -> None:
-    mesh = Mesh(tmp_path, **{"replica.selector.class": RACK_AWARE, "replica.selection.mode": "metadata"})
-    await mesh.start()
+async def test_all_brokers_return_preferred_replica_in_mode_metadata(tmp_path: Path) -> None:
+    cluster = BrokerCluster(tmp_path, **{"replica.selector.class": RACK_AWARE, "replica.selection.mode": "metadata"})
+    await cluster.start()
     try:
-        await create(mesh, partitions=2)
+        await create(cluster, partitions=2)
         for via in (1, 2, 3):
-            assert [await preferred(mesh, via, f"rack-{rack}") for rack in "abcx"] == [
+            assert [await preferred(cluster, via, f"rack-{rack}") for rack in "abcx"] == [
                 [-1, -1],
                 [2, 2],
                 [3, 3],
                 [-1, -1],
             ]
-            assert await preferred(mesh, via, "") == [-1, -1]
-        response = await mesh.call(2, "Metadata", m.MetadataRequest(None, rack_id="rack-b"))
+            assert await preferred(cluster, via, "") == [-1, -1]
+        response = await cluster.call(2, "Metadata", m.MetadataRequest(None, rack_id="rack-b"))
         assert response.topics[0].partitions[1].preferred_read_replica == 2
-        unknown = await mesh.call(
+        unknown = await cluster.call(
             2, "Metadata", m.MetadataRequest([m.MetadataRequestTopic(b"", "none")], rack_id="rack-b")
         )
         assert unknown.topics[0].error_code
-        data = await mesh.fetch("t", 0, rack="rack-b")
-        assert data.records, "leaders redirect nobody in this mode"
+        data = await cluster.fetch("t", 0, rack="rack-b")
+        assert data.records, "leaders do not redirect in this mode"
         assert data.preferred_read_replica == -1
     finally:
-        await mesh.stop()
+        await cluster.stop()
 
 
-async def test_a_plugin_is_loaded_by_each_broker_configured_and_closed(tmp_path: Path) -> None:
-    mesh = Mesh(tmp_path, **{"replica.selector.class": CONFIGURED, "replica.selector.config": "target=3"})
-    await mesh.start()
+async def test_brokers_load_configure_and_close_selector_plugin(tmp_path: Path) -> None:
+    cluster = BrokerCluster(tmp_path, **{"replica.selector.class": CONFIGURED, "replica.selector.config": "target=3"})
+    await cluster.start()
     try:
-        await create(mesh)
-        assert (await mesh.fetch("t", 0, rack="anywhere")).preferred_read_replica == 3
-        assert (await mesh.fetch("t", 0)).records, "who names no rack is not redirected"
-        ((where, client, view),) = ConfiguredSelector.seen
-        assert where == ("t", 0)
+        await create(cluster)
+        assert (await cluster.fetch("t", 0, rack="anywhere")).preferred_read_replica == 3
+        assert (await cluster.fetch("t", 0)).records, "a fetch without a rack is not redirected"
+        ((partition, client, view),) = ConfiguredSelector.seen
+        assert partition == ("t", 0)
         assert client == ("anywhere", "tests", "127.0.0.1", "", "MESH")
         assert (view.leader.node_id, view.fetch_offset) == (1, 0)
         assert {(r.node_id, r.rack, r.is_in_sync, r.log_start_offset, r.log_end_offset) for r in view.replicas} == {
@@ -169,27 +176,29 @@ async def test_a_plugin_is_loaded_by_each_broker_configured_and_closed(tmp_path:
         }
         assert all(r.time_since_caught_up_ms is not None for r in view.replicas)
     finally:
-        await mesh.stop()
+        await cluster.stop()
     assert sorted(ConfiguredSelector.closed) == [1, 2, 3]
 
 
 @pytest.mark.parametrize(("target", "error"), [("raise", "raised"), ("unknown", "unknown-replica")])
-async def test_a_broken_plugin_means_the_leader_and_is_counted(tmp_path: Path, target: str, error: str) -> None:
-    mesh = Mesh(tmp_path, **{"replica.selector.class": CONFIGURED, "replica.selector.config": f"target={target}"})
-    await mesh.start()
+async def test_leader_serves_fetch_and_counts_error_of_selector_plugin(tmp_path: Path, target: str, error: str) -> None:
+    cluster = BrokerCluster(
+        tmp_path, **{"replica.selector.class": CONFIGURED, "replica.selector.config": f"target={target}"}
+    )
+    await cluster.start()
     try:
-        await create(mesh)
+        await create(cluster)
         for _ in range(3):
-            assert (await mesh.fetch("t", 0, rack="rack-b")).records
-        assert value(mesh, 1, "replica_selector_errors", error=error) == 3
-        assert value(mesh, 2, "replica_selector_errors", error=error) == 0
+            assert (await cluster.fetch("t", 0, rack="rack-b")).records
+        assert value(cluster, 1, "replica_selector_errors", error=error) == 3
+        assert value(cluster, 2, "replica_selector_errors", error=error) == 0
     finally:
-        await mesh.stop()
+        await cluster.stop()
 
 
-async def test_time_since_caught_up_of_an_idle_partition_is_that_of_its_session(clock: Clock, tmp_path: Path) -> None:
-    """Nobody reads an idle partition of a session; its followers fetch all the same."""
-    mesh = Mesh(
+async def test_idle_partition_uses_session_fetches_for_time_since_caught_up(clock: Clock, tmp_path: Path) -> None:
+    """A session fetch counts for all its partitions, also for those without new records."""
+    cluster = BrokerCluster(
         tmp_path,
         **{
             "replica.selector.class": CONFIGURED,
@@ -197,16 +206,16 @@ async def test_time_since_caught_up_of_an_idle_partition_is_that_of_its_session(
             "replica.fetch.wait.max.ms": 50,
         },
     )
-    await mesh.start()
+    await cluster.start()
     try:
-        led = mesh.brokers[1].hosted_replicas.get(await create(mesh), 0)
+        led = cluster.brokers[1].hosted_replicas.get(await create(cluster), 0)
         assert led is not None
-        await all_have_fetched(led, clock.go_on(20_000))
-        await mesh.fetch("t", 0, rack="rack-b")
+        await wait_for_fetches(led, clock.advance(20_000))
+        await cluster.fetch("t", 0, rack="rack-b")
         (_, _, view) = ConfiguredSelector.seen[-1]
         assert [replica.time_since_caught_up_ms for replica in view.replicas] == [0, 0, 0]
     finally:
-        await mesh.stop()
+        await cluster.stop()
 
 
 @pytest.mark.parametrize(
@@ -218,7 +227,7 @@ async def test_time_since_caught_up_of_an_idle_partition_is_that_of_its_session(
         ({"replica.selection.mode": "consumer"}, "replica.selection.mode"),
     ],
 )
-async def test_what_cannot_be_loaded_stops_the_service_with_one_line(
+async def test_broker_refuses_invalid_selector_settings_with_one_line_error(
     tmp_path: Path, keys: dict[str, Any], text: str
 ) -> None:
     needed = {
@@ -243,12 +252,12 @@ async def test_what_cannot_be_loaded_stops_the_service_with_one_line(
         ("", ""),
     ],
 )
-def test_the_host_of_a_peer(peer: str, host: str) -> None:
+def test_peer_host_parses_grpc_peer_addresses(peer: str, host: str) -> None:
     assert peer_host(peer) == host
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("settings", "warned_keys"),
     [
         ({}, []),
         ({"replica.selector.class": RACK_AWARE, "replica.selection.mode": "metadata"}, []),
@@ -256,16 +265,16 @@ def test_the_host_of_a_peer(peer: str, host: str) -> None:
         ({"replica.selector.config": "a=1"}, ["replica.selector.config"]),
     ],
 )
-@pytest.mark.usefixtures("logs_that_can_be_read")
-def test_settings_without_effect_are_told(more: dict[str, str], told: list[str]) -> None:
+@pytest.mark.usefixtures("default_structlog")
+def test_broker_warns_about_selector_settings_without_effect(settings: dict[str, str], warned_keys: list[str]) -> None:
     keys = {
         "node.id": "1",
         "cluster.id": "c",
         "controller.quorum.voters": "9@127.0.0.1:1",
         "listeners": "MESH://127.0.0.1:0",
     }
-    config = BrokerConfig.parse({**keys, "log.dirs": "nowhere", **more})
-    nothing: Any = None
+    config = BrokerConfig.parse({**keys, "log.dirs": "nowhere", **settings})
+    unused: Any = None
     with structlog.testing.capture_logs() as lines:
-        ReplicaSelection(config, nothing, nothing, nothing)
-    assert [line["key"] for line in lines if line["log_level"] == "warning"] == told
+        ReplicaSelection(config, unused, unused, unused)
+    assert [line["key"] for line in lines if line["log_level"] == "warning"] == warned_keys

@@ -1,4 +1,4 @@
-"""One record fences a broker (630-16): it makes what a record for each partition made; older logs stay as they are."""
+"""One record fences a broker (630-16), with the effect of one record per partition. Older logs still replay."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ TOPICS = [bytes([number]) * 16 for number in range(3)]
 
 
 @st.composite
-def partitions(draw: st.DrawFn, topic_id: bytes, partition: int, able: set[int]) -> r.PartitionRecord:
-    """Any state that a partition may be in: a leader can lead, and is in the ISR."""
+def partitions(draw: st.DrawFn, topic_id: bytes, partition: int, eligible: set[int]) -> r.PartitionRecord:
+    """Draw any valid partition state: the leader is eligible and in the ISR."""
     replicas = draw(st.lists(st.integers(1, BROKERS), min_size=1, max_size=5, unique=True).map(tuple))
     isr = draw(st.lists(st.sampled_from(replicas), unique=True).map(tuple))
     rest = [replica for replica in replicas if replica not in isr]
     remembered = draw(st.lists(st.sampled_from(rest), unique=True).map(tuple)) if rest else ()
     if not isr and not remembered:
         remembered = replicas[:1]
-    leaders = [member for member in isr if member in able]
+    leaders = [member for member in isr if member in eligible]
     return r.PartitionRecord(
         partition,
         topic_id,
@@ -52,62 +52,62 @@ def partitions(draw: st.DrawFn, topic_id: bytes, partition: int, able: set[int])
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[r.Record]:
-    """The records of an image, of brokers of all kinds."""
-    made: list[r.Record] = []
-    able = set()
+    """Draw the records of an image with active, fenced and stopping brokers."""
+    records: list[r.Record] = []
+    eligible = set()
     for broker_id in range(1, BROKERS + 1):
         fenced, shutting = draw(st.sampled_from([(False, False)] * 4 + [(True, False), (False, True), (True, True)]))
         if not fenced and not shutting:
-            able.add(broker_id)
-        made.append(
+            eligible.add(broker_id)
+        records.append(
             r.RegisterBrokerRecord(broker_id, broker_epoch=broker_id, fenced=fenced, in_controlled_shutdown=shutting)
         )
     for number, topic_id in enumerate(TOPICS):
-        made.append(r.TopicRecord(f"t{number}", topic_id))
-        made += [draw(partitions(topic_id, partition, able)) for partition in range(draw(st.integers(0, 5)))]
-    return made
+        records.append(r.TopicRecord(f"t{number}", topic_id))
+        records += [draw(partitions(topic_id, partition, eligible)) for partition in range(draw(st.integers(0, 5)))]
+    return records
 
 
-def image_of(*made: r.Record) -> MetadataImage:
+def image_of(*records: r.Record) -> MetadataImage:
     image = MetadataImage()
-    apply(image, made)
+    apply(image, records)
     return image
 
 
-def apply(image: MetadataImage, made: list[r.Record] | tuple[r.Record, ...]) -> MetadataDelta:
+def apply(image: MetadataImage, records: list[r.Record] | tuple[r.Record, ...]) -> MetadataDelta:
     delta = MetadataDelta()
-    for record in made:
+    for record in records:
         image.offset += 1
         image.apply(record, delta)
     return delta
 
 
-def as_before(image: MetadataImage, event: r.BrokerRegistrationChangeRecord) -> list[r.Record]:
-    """What was written before there were events: the change of the broker, then one record for each partition."""
+def records_per_partition(image: MetadataImage, event: r.BrokerRegistrationChangeRecord) -> list[r.Record]:
+    """Return the records that replace an event: the broker change and one record per partition."""
     gone = {event.broker_id, *event.also_gone}
 
     def can_lead(candidate: int) -> bool:
         broker = image.brokers.get(candidate)
         return broker is not None and broker.can_lead and candidate not in gone
 
-    made: list[r.Record] = [event._replace(also_gone=())]
+    records: list[r.Record] = [event._replace(also_gone=())]
     for topic in image.topics.values():
         for partition, state in topic.partitions.items():
             if event.broker_id in state.replicas:
                 change = elections.leave_isr(
                     (topic.topic_id, partition), state, event.broker_id, can_lead, unclean=False
                 )
-                made += [change] if change else []
-    return made
+                records += [change] if change else []
+    return records
 
 
-def assert_same(one: MetadataImage, other: MetadataImage) -> None:
-    """Equal in all but the level, the offset, and the offsets since which leaders are unproven."""
-    assert (one.brokers, one.topics) == (other.brokers, other.topics)
-    assert set(one.leaderless) == set(other.leaderless)
+def assert_same(first: MetadataImage, second: MetadataImage) -> None:
+    """Compare all but the level, the offset and the offsets since which leaders are unproven."""
+    assert (first.brokers, first.topics) == (second.brokers, second.topics)
+    assert set(first.leaderless) == set(second.leaderless)
     for broker_id in range(BROKERS + 1):
-        assert set(one.partitions_of_broker(broker_id)) == set(other.partitions_of_broker(broker_id))
-        assert one.unproven(broker_id).keys() == other.unproven(broker_id).keys()
+        assert set(first.partitions_of_broker(broker_id)) == set(second.partitions_of_broker(broker_id))
+        assert first.unproven(broker_id).keys() == second.unproven(broker_id).keys()
 
 
 @st.composite
@@ -120,29 +120,29 @@ def events(draw: st.DrawFn) -> r.BrokerRegistrationChangeRecord:
 
 @given(logs(), st.lists(events(), min_size=1, max_size=4))
 @settings(max_examples=300, deadline=None)
-def test_an_event_is_the_records_that_it_stands_for(log: list[r.Record], happened: list[object]) -> None:
-    ours, older = image_of(*log, LEVEL_1), image_of(*log)
-    for event in happened:
+def test_fencing_event_equals_records_per_partition(log: list[r.Record], fencing_events: list[object]) -> None:
+    current, legacy = image_of(*log, LEVEL_1), image_of(*log)
+    for event in fencing_events:
         assert isinstance(event, r.BrokerRegistrationChangeRecord)
-        records = as_before(older, event)
+        records = records_per_partition(legacy, event)
         before = {
-            (record.topic_id, record.partition_id): older.partition(record.topic_id, record.partition_id)
+            (record.topic_id, record.partition_id): legacy.partition(record.topic_id, record.partition_id)
             for record in records[1:]
         }
-        expected, found = apply(older, records), apply(ours, [event])
-        assert_same(ours, older)
-        check_image(ours)
+        expected, found = apply(legacy, records), apply(current, [event])
+        assert_same(current, legacy)
+        check_image(current)
         assert found.changed_partitions == expected.changed_partitions == before.keys()
         assert found.outdated == expected.outdated
         assert found.changed_brokers == expected.changed_brokers
-        (departure,) = found.fencing_effects
+        (effect,) = found.fencing_effects
         leaders = [record.leader for record in records[1:] if record.leader != r.NO_LEADER_CHANGE]
-        assert departure.partitions == len(before)
-        assert departure.without_leader == leaders.count(-1)
-        assert departure.elected == len(leaders) - leaders.count(-1)
-        assert len(departure.examples) == min(len(leaders), image_module.EXAMPLES_MAX)
-        for example in departure.examples:
-            was, now = before[example.key], ours.partition(*example.key)
+        assert effect.partitions == len(before)
+        assert effect.without_leader == leaders.count(-1)
+        assert effect.elected == len(leaders) - leaders.count(-1)
+        assert len(effect.examples) == min(len(leaders), image_module.EXAMPLES_MAX)
+        for example in effect.examples:
+            was, now = before[example.key], current.partition(*example.key)
             assert was is not None
             assert now is not None
             assert (example.before, example.after) == (was.leader, now.leader)
@@ -150,12 +150,14 @@ def test_an_event_is_the_records_that_it_stands_for(log: list[r.Record], happene
 
 @given(logs(), events())
 @settings(max_examples=100, deadline=None)
-def test_a_snapshot_after_an_event_is_the_image(log: list[r.Record], event: r.BrokerRegistrationChangeRecord) -> None:
+def test_snapshot_after_fencing_event_restores_image(
+    log: list[r.Record], event: r.BrokerRegistrationChangeRecord
+) -> None:
     image = image_of(*log, LEVEL_1)
     captured = image.capture()
     before = list(image_records(captured))
     apply(image, [event])
-    assert list(image_records(captured)) == before, "a capture does not move"
+    assert list(image_records(captured)) == before, "a capture does not change"
     loaded = image_of(*image_records(image.capture()))
     assert_same(image, loaded)
     assert loaded.features == image.features
@@ -167,7 +169,7 @@ def test_a_snapshot_after_an_event_is_the_image(log: list[r.Record], event: r.Br
 
 @given(logs(), events())
 @settings(max_examples=50, deadline=None)
-def test_without_the_level_the_record_is_about_the_broker_alone(
+def test_fencing_event_without_feature_level_changes_broker_only(
     log: list[r.Record], event: r.BrokerRegistrationChangeRecord
 ) -> None:
     image = image_of(*log)
@@ -176,31 +178,31 @@ def test_without_the_level_the_record_is_about_the_broker_alone(
     assert {topic_id: topic.partitions for topic_id, topic in image.topics.items()} == topics
     assert not delta.changed_partitions
     assert not delta.fencing_effects
-    # The level counts from its record on.
+    # The level takes effect after its record.
     apply(image, [LEVEL_1, event])
     assert_same(image, image_of(*log, LEVEL_1, event))
 
 
 @given(logs(), st.integers(1, BROKERS))
 @settings(max_examples=100, deadline=None)
-def test_a_proof_is_the_records_that_it_stands_for(log: list[r.Record], broker_id: int) -> None:
-    ours, older = image_of(*log, LEVEL_1), image_of(*log)
+def test_proof_event_equals_records_per_partition(log: list[r.Record], broker_id: int) -> None:
+    current, legacy = image_of(*log, LEVEL_1), image_of(*log)
     proof = r.BrokerRegistrationChangeRecord(broker_id, broker_id, proven=True)
     led = [
         (topic.topic_id, partition)
-        for topic in older.topics.values()
+        for topic in legacy.topics.values()
         for partition, state in topic.partitions.items()
         if state.leader == broker_id and state.last_known_elr
     ]
-    expected = apply(older, [proof, *[elections.clear_last_known_elr(key) for key in led]])
-    found = apply(ours, [proof])
-    assert_same(ours, older)
-    assert not ours.unproven(broker_id)
+    expected = apply(legacy, [proof, *[elections.clear_last_known_elr(key) for key in led]])
+    found = apply(current, [proof])
+    assert_same(current, legacy)
+    assert not current.unproven(broker_id)
     assert (found.changed_partitions, found.outdated) == (expected.changed_partitions, expected.outdated)
 
 
 @pytest.mark.parametrize("level", [-1, 2, 30_000])
-def test_a_level_that_is_not_known_is_refused(level: int) -> None:
+def test_unknown_fencing_level_is_refused(level: int) -> None:
     image = MetadataImage()
     with pytest.raises(KafkaError, match=rf"kipmesh.fencing level {level}, .* knows 0 to 1") as raised:
         image.apply(r.FeatureLevelRecord(fencing.FENCING_FEATURE, level), MetadataDelta())
@@ -208,7 +210,7 @@ def test_a_level_that_is_not_known_is_refused(level: int) -> None:
     assert image.failed
 
 
-def test_the_older_form_of_fencing_says_nothing_of_partitions() -> None:
+def test_legacy_fence_record_changes_no_partition() -> None:
     image = image_of(
         r.RegisterBrokerRecord(1, broker_epoch=1, fenced=False),
         r.TopicRecord("t", TOPICS[0]),
@@ -223,8 +225,8 @@ def test_the_older_form_of_fencing_says_nothing_of_partitions() -> None:
 # --- large brokers
 
 
-def test_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker's partitions change some at a time, and nobody takes what is half done for a state."""
+def test_replay_steps_expose_no_partial_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker's partitions change in steps. The image cannot be captured within a batch."""
     monkeypatch.setattr(image_module, "STEP_PARTITIONS", 4)
     log: list[r.Record] = [r.RegisterBrokerRecord(i, broker_epoch=i, fenced=False) for i in (1, 2)]
     log += [r.TopicRecord("t", TOPICS[0]), LEVEL_1]
@@ -239,7 +241,7 @@ def test_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in image.replay_steps(batch, delta):
         counts.append(sum(state.leader == 2 for state in image.topics[TOPICS[0]].partitions.values()))
         assert image.is_within_batch
-        assert image.offset == whole.offset, "the batch is not applied"
+        assert image.offset == whole.offset, "the batch is not complete"
         with pytest.raises(RuntimeError, match="within a batch"):
             image.capture()
     assert counts == [4, 8, 10]
@@ -250,7 +252,7 @@ def test_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     image.capture()
 
 
-def test_steps_that_are_given_up_leave_no_image(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abandoned_replay_fails_image(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_module, "STEP_RECORDS", 1)
     image = MetadataImage()
     values = [(None, r.encode_record(r.NoOpRecord()))] * 3
@@ -274,8 +276,8 @@ def three() -> Controller:
     return controller
 
 
-def test_fencing_is_one_record_whatever_the_number_of_partitions(three: Controller) -> None:
-    topics = [three.assigned(f"t{number}", *[(1, 2, 3)] * 20) for number in range(5)]
+def test_fencing_writes_one_record_for_any_number_of_partitions(three: Controller) -> None:
+    topics = [three.create_assigned(f"t{number}", *[(1, 2, 3)] * 20) for number in range(5)]
     three.run(three.core_fence(1))
     assert three.last_records == [r.BrokerRegistrationChangeRecord(1, three.image.brokers[1].broker_epoch, fenced=1)]
     assert all(three.state(topic, 19).leader == 2 for topic in topics)
@@ -285,16 +287,16 @@ def test_fencing_is_one_record_whatever_the_number_of_partitions(three: Controll
     assert three.replayed() == three.image
 
 
-def test_a_shutdown_is_one_record(three: Controller) -> None:
-    topic = three.assigned("t", *[(1, 2, 3)] * 20)
+def test_controlled_shutdown_writes_one_record(three: Controller) -> None:
+    topic = three.create_assigned("t", *[(1, 2, 3)] * 20)
     three.heartbeat(1, shut_down=True)
     epoch = three.image.brokers[1].broker_epoch
     assert three.last_records == [r.BrokerRegistrationChangeRecord(1, epoch, in_controlled_shutdown=1)]
     assert three.state(topic, 19).leader == 2
 
 
-def test_the_event_names_who_is_gone_as_well(three: Controller) -> None:
-    topic = three.assigned("t", (1, 2, 3))
+def test_fencing_event_names_other_expired_brokers(three: Controller) -> None:
+    topic = three.create_assigned("t", (1, 2, 3))
     three.now_ms += SESSION_MS // 2
     three.heartbeat(3)
     three.now_ms += SESSION_MS // 2
@@ -305,19 +307,19 @@ def test_the_event_names_who_is_gone_as_well(three: Controller) -> None:
     assert three.state(topic).leader == 3
 
 
-def test_the_number_of_names_is_bounded(three: Controller) -> None:
+def test_fencing_event_names_bounded_number_of_brokers(three: Controller) -> None:
     (event,) = three.core.brokers.fence([1, *range(2, 5000)])
     assert event.also_gone == tuple(range(2, 2 + fencing.ALSO_GONE_MAX))
 
 
-def test_a_leader_that_has_not_seen_all_proves_a_part(three: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
-    topic = three.assigned("t", *[(1, 2, 3)] * 3)
+def test_heartbeat_proves_only_changes_applied_by_leader(three: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = three.create_assigned("t", *[(1, 2, 3)] * 3)
     three.run(three.core_fence(1))
     seen = three.image.offset
-    three.assigned("u", (3, 2))
+    three.create_assigned("u", (3, 2))
     three.run(three.core_fence(3))
     assert len(three.image.unproven(2)) == 4
-    for key in list(three.image.unproven(2))[:2]:  # as if they had not been changed again
+    for key in list(three.image.unproven(2))[:2]:  # as if unchanged since
         three.image._indexes.unproven[2][key] = seen
     monkeypatch.setattr("kipmesh.core.metadata.brokers.PROVEN_RECORDS_MAX", 1)
     three.heartbeat(2, offset=seen)
@@ -325,13 +327,13 @@ def test_a_leader_that_has_not_seen_all_proves_a_part(three: Controller, monkeyp
     assert sum(not three.state(topic, number).last_known_elr for number in range(3)) == 1
 
 
-def test_log_ends_of_a_heartbeat_that_asks_to_be_fenced_count_afterwards(three: Controller) -> None:
-    """A partition is changed once a decision, by the event or by an election."""
-    topic = three.assigned("t", (1, 2), unclean_leader_election_enable="true")
+def test_log_ends_of_fencing_heartbeat_are_used_by_later_election(three: Controller) -> None:
+    """A decision changes a partition once: by the event or by an election."""
+    topic = three.create_assigned("t", (1, 2), unclean_leader_election_enable="true")
     three.alter_isr(topic, 0, [1])
     three.run(three.core_fence(1))
     assert three.heartbeat(2).wanted_log_ends == [m.TopicIdPartition(topic, 0)]
-    three.now_ms += SESSION_MS  # which it has been known for
+    three.now_ms += SESSION_MS  # the broker has been registered for a session
     three.heartbeat(2, fence=True, log_ends=[m.PartitionLogEnd(topic, 0, 0, 5)])
     assert three.state(topic).leader == -1
     three.heartbeat(2)
@@ -341,7 +343,7 @@ def test_log_ends_of_a_heartbeat_that_asks_to_be_fenced_count_afterwards(three: 
 
 
 def older_log() -> Controller:
-    """A controller on the log of a version that knew no events."""
+    """Return a controller on the log of a version without fencing events."""
     controller = Controller()
     controller.batches.clear()
     controller.batches.append(
@@ -355,7 +357,7 @@ def older_log() -> Controller:
     return controller
 
 
-def test_an_older_log_gets_the_level_when_a_controller_takes_it_over() -> None:
+def test_controller_raises_fencing_level_of_older_log() -> None:
     controller = older_log()
     controller.restart()
     assert controller.last_records == [LEVEL_1]
@@ -364,15 +366,15 @@ def test_an_older_log_gets_the_level_when_a_controller_takes_it_over() -> None:
     assert controller.image.features == {r.METADATA_VERSION: r.METADATA_VERSION_LEVEL, fencing.FENCING_FEATURE: 1}
 
 
-def test_below_the_level_each_partition_has_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logs of 0.1.0 replay to what they were; here one is written, replayed, taken over and continued."""
+def test_fencing_below_feature_level_writes_record_per_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log of 0.1.0 is written, replayed, taken over by a new controller and continued."""
     controller = older_log()
     monkeypatch.setattr("kipmesh.core.metadata.controller.FENCING_LEVEL", 0)
     controller.restart()
     assert controller.image.fencing_level == 0
     for broker_id in (1, 2, 3):
         controller.join(broker_id)
-    topic = controller.assigned("t", (1, 2, 3), (2, 3, 1))
+    topic = controller.create_assigned("t", (1, 2, 3), (2, 3, 1))
     controller.heartbeat(3, shut_down=True)
     assert len(controller.last_records) == 3
     controller.run(controller.core_fence(1))
@@ -397,13 +399,13 @@ def test_below_the_level_each_partition_has_its_record(monkeypatch: pytest.Monke
     assert controller.replayed() == controller.image
 
 
-# --- what is told of it
+# --- metrics and logs
 
 
-@pytest.mark.usefixtures("logs_that_can_be_read")
-def test_elections_of_an_event_are_counted_and_logged(three: Controller) -> None:
-    three.assigned("t", (1, 2), (1, 3), (2, 1))
-    single = three.assigned("single", (1,))
+@pytest.mark.usefixtures("default_structlog")
+def test_elections_of_fencing_event_are_counted_and_logged(three: Controller) -> None:
+    three.create_assigned("t", (1, 2), (1, 3), (2, 1))
+    single = three.create_assigned("single", (1,))
     (event,) = three.core.brokers.fence([1])
     delta = apply(three.image, [event])
     with capture_logs() as lines:
