@@ -1,4 +1,4 @@
-"""The folders of replicas that the demo compares."""
+"""Log directories of the replicas that the demo compares."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import pytest
 from kipmesh_jobs.demo import proofs
 
 
-def test_a_folder_that_comes_later_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folders = {name: tmp_path / name for name in ("a", "b", "c")}
+def test_demo_waits_for_missing_log_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directories = {name: tmp_path / name for name in ("a", "b", "c")}
     for name in ("a", "b"):
-        folders[name].mkdir()
-    naps: list[float] = []
+        directories[name].mkdir()
+    delays: list[float] = []
 
-    def nap(seconds: float) -> None:
-        naps.append(seconds)
-        if len(naps) == 3:
-            folders["c"].mkdir()
+    def sleep(seconds: float) -> None:
+        delays.append(seconds)
+        if len(delays) == 3:
+            directories["c"].mkdir()
 
-    monkeypatch.setattr(time, "sleep", nap)
-    assert proofs.existing_log_dirs(folders, 2, 0) == {name: folders[name] for name in ("a", "b")}
-    assert proofs.existing_log_dirs(folders, 3, 600) == folders
-    assert len(naps) == 3
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert proofs.existing_log_dirs(directories, 2, 0) == {name: directories[name] for name in ("a", "b")}
+    assert proofs.existing_log_dirs(directories, 3, 600) == directories
+    assert len(delays) == 3
 
 
-def test_one_that_does_not_come_is_left_out(tmp_path: Path) -> None:
+def test_demo_omits_log_directory_missing_at_deadline(tmp_path: Path) -> None:
     assert proofs.existing_log_dirs({"a": tmp_path, "b": tmp_path / "none"}, 2, -1) == {"a": tmp_path}

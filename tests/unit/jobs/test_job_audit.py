@@ -1,4 +1,4 @@
-"""What the audit reads: segments made by the production log, with damage of each kind, and everything beside them."""
+"""Job audit: reading of segments, checkpoints and snapshots, intact and with each kind of damage."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ COLUMNS = BATCHES_SCHEMA.names
 def write_log(
     data: Path, topic: str = "t", count: int = 12, *, seed: int = 1, compression: int = 0, topic_id: bytes = b"i" * 16
 ) -> list[Path]:
-    """The segments of a log of the production code, of one to three records a batch."""
+    """Write a log with the production code, in batches of one to three records. Return its segments."""
     rng = random.Random(seed)
     config = TopicConfig.parse({"segment.bytes": 1000, "index.interval.bytes": 100})
     log = open_log(RealFileSystem(), str(data / f"{topic}-0"), topic, 0, config, NOW, topic_id=topic_id)
@@ -82,7 +82,7 @@ def batches_of(data: bytes) -> list[tuple[int, int]]:
 # -- segments
 
 
-def test_a_whole_segment_is_its_batches(tmp_path: Path) -> None:
+def test_intact_segment_yields_its_batches(tmp_path: Path) -> None:
     segments = write_log(tmp_path)
     assert len(segments) > 1
     rows = [row for segment in segments for row in rows_of(segment)]
@@ -93,7 +93,7 @@ def test_a_whole_segment_is_its_batches(tmp_path: Path) -> None:
     assert len({row["digest"] for row in rows}) == len(rows)
 
 
-def test_a_flipped_bit_of_a_record_is_a_wrong_crc_by_position(tmp_path: Path) -> None:
+def test_flipped_bit_of_record_is_reported_as_wrong_crc_with_position(tmp_path: Path) -> None:
     segment = write_log(tmp_path)[0]
     data = bytearray(segment.read_bytes())
     position, size = batches_of(bytes(data))[1]
@@ -106,11 +106,11 @@ def test_a_flipped_bit_of_a_record_is_a_wrong_crc_by_position(tmp_path: Path) ->
     assert rows[1]["base_offset"] == int(rows[0]["last_offset"]) + 1
 
 
-def test_a_flipped_bit_of_base_offset_or_epoch_is_another_digest(tmp_path: Path) -> None:
+def test_flipped_bit_of_leader_epoch_changes_digest(tmp_path: Path) -> None:
     segment = write_log(tmp_path)[0]
     data = bytearray(segment.read_bytes())
     before = rows_of(segment)
-    data[15] ^= 1  # the leader epoch, which no CRC covers
+    data[15] ^= 1  # the leader epoch, which the CRC does not cover
     segment.write_bytes(data)
     after = rows_of(segment)
     assert not damages(after)
@@ -120,7 +120,9 @@ def test_a_flipped_bit_of_base_offset_or_epoch_is_another_digest(tmp_path: Path)
 
 @pytest.mark.parametrize(("is_last", "kind"), [(True, TORN), (False, CUT)])
 @pytest.mark.parametrize("cut", [1, 30, 70])
-def test_a_cut_is_a_torn_tail_of_the_last_segment_only(tmp_path: Path, is_last: bool, kind: str, cut: int) -> None:
+def test_truncated_segment_is_torn_tail_only_if_it_is_the_last(
+    tmp_path: Path, is_last: bool, kind: str, cut: int
+) -> None:
     segment = write_log(tmp_path)[0]
     data = segment.read_bytes()
     position, size = batches_of(data)[-1]
@@ -132,7 +134,9 @@ def test_a_cut_is_a_torn_tail_of_the_last_segment_only(tmp_path: Path, is_last: 
 
 
 @pytest.mark.parametrize(("is_last", "kind"), [(True, TORN), (False, GARBAGE)])
-def test_zeros_at_the_end(tmp_path: Path, is_last: bool, kind: str) -> None:
+def test_trailing_zeros_are_torn_tail_of_last_segment_and_garbage_elsewhere(
+    tmp_path: Path, is_last: bool, kind: str
+) -> None:
     segment = write_log(tmp_path)[0]
     segment.write_bytes(segment.read_bytes() + bytes(70_000))
     rows = rows_of(segment, is_last=is_last)
@@ -140,7 +144,7 @@ def test_zeros_at_the_end(tmp_path: Path, is_last: bool, kind: str) -> None:
     assert rows[-1]["size_bytes"] == 70_000
 
 
-def test_reading_goes_on_after_garbage(tmp_path: Path) -> None:
+def test_reading_continues_after_garbage(tmp_path: Path) -> None:
     segment = write_log(tmp_path)[0]
     data = segment.read_bytes()
     position, size = batches_of(data)[1]
@@ -150,7 +154,7 @@ def test_reading_goes_on_after_garbage(tmp_path: Path) -> None:
     assert len(rows) == len(batches_of(data))
 
 
-def test_a_missing_file_and_one_that_cannot_be_read_are_rows(tmp_path: Path) -> None:
+def test_missing_and_unreadable_files_yield_rows_with_damage(tmp_path: Path) -> None:
     rows = [
         next(segment_rows(FileToRead("a", "t", 0, path, 0, 10, True, 0)))
         for path in (str(tmp_path / "gone.log"), str(tmp_path))
@@ -161,12 +165,12 @@ def test_a_missing_file_and_one_that_cannot_be_read_are_rows(tmp_path: Path) -> 
 
 @settings(deadline=None, max_examples=150)
 @given(st.integers(0, 1 << 32), st.data())
-def test_any_damage_is_in_one_place_and_the_rest_is_read(seed: int, data: st.DataObject) -> None:
+def test_scan_loses_one_batch_per_flipped_bit(seed: int, data: st.DataObject) -> None:
     rng = random.Random(seed)
     parts, offset = [], 0
     for _ in range(6):
-        batch = produced_batch([rng.randbytes(rng.randrange(60)) for _ in range(rng.randrange(1, 4))])
-        parts.append(record_batch.assign(batch, offset, 1))
+        produced = produced_batch([rng.randbytes(rng.randrange(60)) for _ in range(rng.randrange(1, 4))])
+        parts.append(record_batch.assign(produced, offset, 1))
         offset = record_batch.parse_header(parts[-1]).next_offset
     whole = b"".join(parts)
     at = data.draw(st.integers(0, len(whole) - 1))
@@ -175,25 +179,25 @@ def test_any_damage_is_in_one_place_and_the_rest_is_read(seed: int, data: st.Dat
     damaged[at] ^= 1 << bit
     found = list(scan(bytes(damaged), is_last=False))
     assert found[0].position == 0
-    for one, following in pairwise(found):
-        assert following.position == one.position + one.size_bytes
+    for batch, following in pairwise(found):
+        assert following.position == batch.position + batch.size_bytes
     assert found[-1].position + found[-1].size_bytes == len(whole)
-    before = {one.digest for one in scan(whole, is_last=False)}
-    after = {one.digest for one in found if not one.damage}
+    before = {batch.digest for batch in scan(whole, is_last=False)}
+    after = {batch.digest for batch in found if not batch.damage}
     assert len(before - after) == 1
 
 
-def test_only_the_bytes_that_were_listed_are_read_and_no_more_than_there_are(tmp_path: Path) -> None:
-    one = record_batch.assign(produced_batch([b"v"]), 0, 1)
+def test_segment_is_read_up_to_its_listed_size(tmp_path: Path) -> None:
+    batch = record_batch.assign(produced_batch([b"v"]), 0, 1)
     path = tmp_path / "00000000000000000000.log"
-    file = FileToRead("a", "topic", 0, str(path), 0, len(one), True, 0)
-    for there, read in ((one + one, [(0, len(one))]), (one[:40], [(0, 40)]), (b"", [])):
-        path.write_bytes(there)
-        assert [(row["position"], row["size_bytes"]) for row in segment_rows(file)] == read
+    file = FileToRead("a", "topic", 0, str(path), 0, len(batch), True, 0)
+    for content, expected in ((batch + batch, [(0, len(batch))]), (batch[:40], [(0, 40)]), (b"", [])):
+        path.write_bytes(content)
+        assert [(row["position"], row["size_bytes"]) for row in segment_rows(file)] == expected
 
 
 @pytest.mark.parametrize("compression", [0, 1, 3])
-def test_records_have_digests_where_the_log_was_compacted(tmp_path: Path, compression: int) -> None:
+def test_records_have_digests_in_compacted_part_of_log(tmp_path: Path, compression: int) -> None:
     segment = write_log(tmp_path, compression=compression)[0]
     rows = rows_of(segment, records_below=4)
     for row in rows:
@@ -205,10 +209,10 @@ def test_records_have_digests_where_the_log_was_compacted(tmp_path: Path, compre
             assert len({record["digest"] for record in records}) == len(offsets)
 
 
-# -- folders
+# -- log directories
 
 
-def test_folders_and_checkpoints_of_a_replica(tmp_path: Path) -> None:
+def test_inventory_reads_log_directories_and_checkpoints(tmp_path: Path) -> None:
     data = tmp_path / "node" / "data"
     data.mkdir(parents=True)
     segments = write_log(data)
@@ -216,27 +220,27 @@ def test_folders_and_checkpoints_of_a_replica(tmp_path: Path) -> None:
         RealFileSystem(), str(data / checkpoint.HIGH_WATERMARK_CHECKPOINT), {("t", 0): 9, ("gone", 1): 5, ("new", 0): 0}
     )
     checkpoint.write_offsets(RealFileSystem(), str(data / checkpoint.CLEANER_CHECKPOINT), {("t", 0): 4})
-    (data / checkpoint.LOG_START_CHECKPOINT).write_text("what?")
+    (data / checkpoint.LOG_START_CHECKPOINT).write_text("malformed")
     inventory = take_inventory([("a", str(tmp_path / "node"))])
     (log,) = inventory.logs
     assert (log.replica, log.topic, log.partition, log.high_watermark, log.cleaned_to) == ("a", "t", 0, 9, 4)
     assert log.topic_id == checkpoint.uuid_text(b"i" * 16)
-    assert [one.path for one in log.segments] == list(map(str, segments))
-    assert [one.is_last for one in log.segments] == [False] * (len(segments) - 1) + [True]
-    assert sorted((one.kind, one.topic, one.offset) for one in inventory.problems if one.topic) == [
+    assert [segment.path for segment in log.segments] == list(map(str, segments))
+    assert [segment.is_last for segment in log.segments] == [False] * (len(segments) - 1) + [True]
+    assert sorted((problem.kind, problem.topic, problem.offset) for problem in inventory.problems if problem.topic) == [
         ("missing_log", "gone", 5)
     ]
-    assert [one.kind for one in inventory.problems if one.topic is None] == ["bad_checkpoint"]
+    assert [problem.kind for problem in inventory.problems if problem.topic is None] == ["bad_checkpoint"]
 
 
-def test_a_log_that_is_deleted_meanwhile_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for topic in ("before", "later", "anew", "stays"):
+def test_inventory_drops_log_deleted_during_audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for topic in ("before", "later", "recreated", "stays"):
         write_log(tmp_path, topic)
 
-    def topic_id_then_deleted(folder: str) -> str:
-        found = topic_id(folder)
-        if "before" in folder:
-            shutil.rmtree(folder)
+    def topic_id_then_deleted(directory: str) -> str:
+        found = topic_id(directory)
+        if "before" in directory:
+            shutil.rmtree(directory)
         return found
 
     topic_id = inventory_module._topic_id
@@ -244,20 +248,20 @@ def test_a_log_that_is_deleted_meanwhile_is_left_out(tmp_path: Path, monkeypatch
         patch.setattr(inventory_module, "_topic_id", topic_id_then_deleted)
         inventory = take_inventory([("a", str(tmp_path))])
     assert {log.topic: bool(log.segments) for log in inventory.logs} == {
-        "anew": True, "before": False, "later": True, "stays": True
+        "before": False, "later": True, "recreated": True, "stays": True
     }  # fmt: skip
     assert not inventory.problems
     shutil.rmtree(tmp_path / "later-0")
-    shutil.rmtree(tmp_path / "anew-0")
-    write_log(tmp_path, "anew", topic_id=b"j" * 16)
+    shutil.rmtree(tmp_path / "recreated-0")
+    write_log(tmp_path, "recreated", topic_id=b"j" * 16)
     drop_deleted(inventory)
     assert [log.topic for log in inventory.logs] == ["stays"]
-    assert [(one.kind, one.topic) for one in inventory.problems] == [
-        ("vanished", topic) for topic in ("anew", "before", "later")
+    assert [(problem.kind, problem.topic) for problem in inventory.problems] == [
+        ("vanished", topic) for topic in ("before", "later", "recreated")
     ]
 
 
-def test_a_topic_is_chosen_and_a_folder_without_data_is_refused(tmp_path: Path) -> None:
+def test_inventory_filters_topics_and_requires_data_directory(tmp_path: Path) -> None:
     write_log(tmp_path, "t")
     write_log(tmp_path, "u")
     assert {log.topic for log in take_inventory([("a", str(tmp_path))], ["u"]).logs} == {"u"}
@@ -268,12 +272,12 @@ def test_a_topic_is_chosen_and_a_folder_without_data_is_refused(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("text", ["a", "=path", "a=", "a=nowhere"])
-def test_a_replica_that_is_none_is_named(text: str) -> None:
+def test_invalid_replica_option_is_rejected(text: str) -> None:
     with pytest.raises(JobError, match="--replica"):
         parse_replicas([text])
 
 
-def test_a_mesh_by_its_state(tmp_path: Path) -> None:
+def test_replicas_are_read_from_cluster_state(tmp_path: Path) -> None:
     (tmp_path / "leader-1").mkdir()
     nodes = [
         {"name": "leader-1", "role": "leader", "dir": str(tmp_path / "leader-1")},
@@ -286,12 +290,12 @@ def test_a_mesh_by_its_state(tmp_path: Path) -> None:
         replicas_of_cluster(tmp_path)
 
 
-def test_files_are_read_as_many_at_a_time_as_a_task_takes() -> None:
+def test_tasks_are_limited_by_bytes_and_files() -> None:
     assert list(tasks_of([5, 5, 20, 1, 1, 1, 1], 10, 3)) == [[0, 1], [2], [3, 4, 5], [6]]
     assert list(tasks_of([], 10, 3)) == []
 
 
-def test_nothing_is_changed_by_reading(tmp_path: Path) -> None:
+def test_audit_changes_no_file(tmp_path: Path) -> None:
     segments = write_log(tmp_path)
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in tmp_path.rglob("*") if path.is_file()}
     for path in before:
@@ -307,58 +311,58 @@ def test_nothing_is_changed_by_reading(tmp_path: Path) -> None:
 # -- snapshots
 
 
-def write_snapshot(folder: Path, values: Sequence[bytes], *, now_ms: int = NOW) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    writer = SnapshotStore(RealFileSystem(), str(folder)).create(
+def write_snapshot(directory: Path, values: Sequence[bytes], *, now_ms: int = NOW) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    writer = SnapshotStore(RealFileSystem(), str(directory)).create(
         SnapshotId(40, 2), last_contained_log_timestamp=NOW, now_ms=now_ms
     )
     for _ in writer.write(values):
         pass
     writer.freeze()
-    return next(folder.glob("*.checkpoint"))
+    return next(directory.glob("*.checkpoint"))
 
 
 def snapshot_of(path: Path) -> dict[str, Any]:
     return snapshot_row(FileToRead("a", "__cluster_metadata", 0, str(path), 40, path.stat().st_size, False, 0, 2))
 
 
-def test_snapshots_are_equal_by_their_records(tmp_path: Path) -> None:
-    one = snapshot_of(write_snapshot(tmp_path / "a", [b"x", b"y", b"z"]))
-    other = snapshot_of(write_snapshot(tmp_path / "b", [b"z", b"x", b"y"], now_ms=NOW + 5))
-    less = snapshot_of(write_snapshot(tmp_path / "c", [b"x", b"y", b"y"]))
-    assert one["records"] == other["records"] == less["records"] == 3
-    assert one["digest"] == other["digest"]
-    assert one["digest"] != less["digest"]
-    assert "damage" not in one
+def test_snapshot_digest_depends_on_records_only(tmp_path: Path) -> None:
+    first = snapshot_of(write_snapshot(tmp_path / "a", [b"x", b"y", b"z"]))
+    second = snapshot_of(write_snapshot(tmp_path / "b", [b"z", b"x", b"y"], now_ms=NOW + 5))
+    third = snapshot_of(write_snapshot(tmp_path / "c", [b"x", b"y", b"y"]))
+    assert first["records"] == second["records"] == third["records"] == 3
+    assert first["digest"] == second["digest"]
+    assert first["digest"] != third["digest"]
+    assert "damage" not in first
 
 
-@pytest.mark.parametrize("how", ["flip", "cut", "empty", "gone"])
-def test_a_damaged_snapshot_is_a_row(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "gone"])
+def test_damaged_snapshot_yields_row_with_damage(tmp_path: Path, damage: str) -> None:
     path = write_snapshot(tmp_path, [b"x" * 50] * 20)
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
-    path.write_bytes({"flip": bytes(data), "cut": bytes(data[:-80]), "empty": b"", "gone": b""}[how])
+    path.write_bytes({"flip": bytes(data), "cut": bytes(data[:-80]), "empty": b"", "gone": b""}[damage])
     file = FileToRead("a", "__cluster_metadata", 0, str(path), 40, len(data), False, 0, 2)
-    if how == "gone":
+    if damage == "gone":
         path.unlink()
     row = snapshot_row(file)
-    assert row["damage"] == ("vanished" if how == "gone" else GARBAGE)
+    assert row["damage"] == ("vanished" if damage == "gone" else GARBAGE)
     assert row["text"]
 
 
-def test_snapshots_bound_what_is_committed_of_the_metadata(tmp_path: Path) -> None:
+def test_latest_snapshot_sets_high_watermark_of_metadata_log(tmp_path: Path) -> None:
     write_log(tmp_path, "__cluster_metadata")
     path = write_snapshot(tmp_path / "__cluster_metadata-0", [b"x"])
     (path.parent / f"{7:020d}-{1:010d}.checkpoint.corrupt").write_bytes(b"")
     inventory: Inventory = take_inventory([("a", str(tmp_path))])
     assert inventory.logs[0].high_watermark == 40
-    assert [one.kind for one in inventory.problems] == ["snapshot_aside"]
+    assert [problem.kind for problem in inventory.problems] == ["snapshot_aside"]
 
 
-# -- the source and the command
+# -- data source and command
 
 
-def test_the_source_plans_tasks_and_reads_arrow(tmp_path: Path) -> None:
+def test_data_source_plans_tasks_and_reads_arrow_batches(tmp_path: Path) -> None:
     write_log(tmp_path)
     options = {"replicas": f'["a={tmp_path}"]', "content": "segments", "records": "none", "topics": ""}
     (task,) = plan_tasks(options)
@@ -368,7 +372,7 @@ def test_the_source_plans_tasks_and_reads_arrow(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "option"),
     [
         ({}, "replicas"),
         ({"replicas": "a=b"}, "replicas"),
@@ -377,12 +381,12 @@ def test_the_source_plans_tasks_and_reads_arrow(tmp_path: Path) -> None:
         ({"replicas": '["a=b"]', "topic": "t"}, "topic"),
     ],
 )
-def test_options_of_the_source_are_checked(options: dict[str, str], named: str) -> None:
-    with pytest.raises(JobError, match=named):
+def test_data_source_rejects_invalid_options(options: dict[str, str], option: str) -> None:
+    with pytest.raises(JobError, match=option):
         SegmentsDataSource(options).schema()
 
 
-def test_each_kind_has_a_severity_and_findings_have_the_columns() -> None:
+def test_each_kind_of_finding_has_severity_and_all_columns() -> None:
     names = [part.split()[0] for part in SCHEMA.replace("\n", "").split(",")]
     for kind in KINDS:
         row = Finding(kind, "a", "t", 0, 1, "file", "text").row()

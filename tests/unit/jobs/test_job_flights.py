@@ -1,4 +1,4 @@
-"""The parts of the job flights without Spark: options, what goes into its own mesh, what a checkpoint calls late."""
+"""Job flights without Spark: options, input of the temporary cluster, and late records by the checkpoint."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from kipmesh_jobs.flights.results import BatchEnd, read_batches, spans
 @pytest.mark.parametrize(
     ("text", "ms"), [("1 second", 1000), ("90 minutes", 5_400_000), ("2 hours", 7_200_000), ("7 days", 604_800_000)]
 )
-def test_intervals(text: str, ms: int) -> None:
+def test_interval_text_converts_to_milliseconds(text: str, ms: int) -> None:
     assert interval_ms(text, "--gap") == ms
 
 
 @pytest.mark.parametrize("option", ["window", "watermark", "gap"])
 @pytest.mark.parametrize("text", ["", "1", "hours", "0 hours", "-1 hours", "1 month", "1 hour; drop", "1.5 hours"])
-def test_what_is_no_interval_is_refused_by_the_options_name(option: str, text: str) -> None:
-    given: dict[str, Any] = {option: text}
+def test_invalid_interval_error_names_the_option(option: str, text: str) -> None:
+    options: dict[str, Any] = {option: text}
     with pytest.raises(typer.BadParameter) as refused:
-        Options(**given)
+        Options(**options)
     assert refused.value.param_hint == f"--{option}"
 
 
-def test_a_limit_is_refused_for_a_mesh_that_is_not_the_jobs_own() -> None:
+def test_limit_is_rejected_for_external_cluster() -> None:
     with pytest.raises(typer.BadParameter) as refused:
         Options(bootstrap="127.0.0.1:9092", limit=5)
     assert refused.value.param_hint == "--limit"
 
 
-def test_the_job_has_a_name_and_examples() -> None:
+def test_job_flights_has_name_and_examples() -> None:
     assert JOB.name == "flights"
     assert "--bootstrap" in JOB.examples
 
 
-# --- what is put into its own mesh
+# --- input of the temporary cluster
 
 
 def year(days: int, per_day: int = 4) -> pd.DataFrame:
@@ -58,12 +58,12 @@ def year(days: int, per_day: int = 4) -> pd.DataFrame:
     )
 
 
-def test_held_back_flights_come_later_and_nothing_else_moves() -> None:
+def test_held_back_flights_move_later_and_others_keep_their_order() -> None:
     flights = year(400)
     found = feed.hold_back(flights, 10)
     assert sorted(found["number"]) == list(flights["number"])
     order = list(found["number"])
-    moved = [n for place, n in enumerate(order) if place and n < max(order[:place])]
+    moved = [n for index, n in enumerate(order) if index and n < max(order[:index])]
     assert 8 <= len(moved) <= 10
     assert [n for n in order if n not in moved] == sorted(set(order) - set(moved))
     for number in moved:
@@ -72,7 +72,7 @@ def test_held_back_flights_come_later_and_nothing_else_moves() -> None:
     assert feed.hold_back(flights, 0) is flights
 
 
-def test_a_short_time_is_held_back_by_a_part_of_itself() -> None:
+def test_short_data_is_held_back_by_part_of_its_duration() -> None:
     found = feed.hold_back(year(40), 4)
     order = list(found["number"])
     assert order != sorted(order)
@@ -80,7 +80,7 @@ def test_a_short_time_is_held_back_by_a_part_of_itself() -> None:
 
 
 @pytest.mark.parametrize(("total", "count"), [(100, 7), (10, 10), (10, 25), (5, 0), (1, 1)])
-def test_broken_values_are_spread_and_counted(total: int, count: int) -> None:
+def test_with_broken_inserts_the_given_number_of_broken_values(total: int, count: int) -> None:
     flights = [Flight(b"AA", b"%d" % number) for number in range(total)]
     found = list(feed.with_broken(flights, total, count))
     broken = [value for _, value in found if value in feed.BROKEN]
@@ -88,27 +88,27 @@ def test_broken_values_are_spread_and_counted(total: int, count: int) -> None:
     assert [value for _, value in found if value not in feed.BROKEN] == [flight.value for flight in flights]
 
 
-# --- late by the checkpoint
+# --- late records by the checkpoint
 
 
-def write_checkpoint(folder: Path, batches: list[BatchEnd], topic: str = "t") -> None:
-    (folder / "offsets").mkdir(parents=True)
-    (folder / "offsets" / ".9.crc").write_bytes(b"crc")
+def write_checkpoint(directory: Path, batches: list[BatchEnd], topic: str = "t") -> None:
+    (directory / "offsets").mkdir(parents=True)
+    (directory / "offsets" / ".9.crc").write_bytes(b"crc")
     for batch in batches:
-        told = {"batchWatermarkMs": batch.watermark_ms, "batchTimestampMs": 1, "conf": {}}
+        metadata = {"batchWatermarkMs": batch.watermark_ms, "batchTimestampMs": 1, "conf": {}}
         ends = {topic: {str(partition): end for partition, end in batch.ends.items()}}
-        lines = ["v1", json.dumps(told), json.dumps(ends), '{"logOffset":0}']
-        (folder / "offsets" / str(batch.number)).write_text("\n".join(lines))
+        lines = ["v1", json.dumps(metadata), json.dumps(ends), '{"logOffset":0}']
+        (directory / "offsets" / str(batch.number)).write_text("\n".join(lines))
 
 
-def test_a_checkpoint_is_read_in_order(tmp_path: Path) -> None:
+def test_checkpoint_batches_are_read_in_order(tmp_path: Path) -> None:
     batches = [BatchEnd(n, 10 * n, {0: 5 * n + 5, 3: 2 * n}) for n in range(12)]
     write_checkpoint(tmp_path, batches)
     assert read_batches(tmp_path, "t") == batches
     assert all(not batch.ends for batch in read_batches(tmp_path, "another"))
 
 
-def test_what_is_no_offset_log_is_refused(tmp_path: Path) -> None:
+def test_unknown_version_of_offset_log_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "0").write_text("v2\n{}\n")
     with pytest.raises(ValueError, match="not an offset log of version 1"):
@@ -116,7 +116,7 @@ def test_what_is_no_offset_log_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_spans_are_what_a_walk_over_all_batches_says(seed: int) -> None:
+def test_spans_match_a_scan_of_all_batches(seed: int) -> None:
     rng = random.Random(seed)
     ends: dict[int, int] = {}
     watermark = 0
@@ -131,10 +131,10 @@ def test_spans_are_what_a_walk_over_all_batches_says(seed: int) -> None:
         for span in spans(batches)
         for offset in range(span.begin, span.end)
     }
-    plain: dict[tuple[int, int], tuple[int, int]] = {}
-    for place, batch in enumerate(batches):
+    expected: dict[tuple[int, int], tuple[int, int]] = {}
+    for index, batch in enumerate(batches):
         for partition, end in batch.ends.items():
             for offset in range(end):
-                before = batches[place - 1].watermark_ms if place else 0
-                plain.setdefault((partition, offset), (batch.number, before))
-    assert found == plain
+                before = batches[index - 1].watermark_ms if index else 0
+                expected.setdefault((partition, offset), (batch.number, before))
+    assert found == expected

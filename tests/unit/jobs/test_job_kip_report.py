@@ -1,4 +1,4 @@
-"""What the job kip-report says of tables whose sums are known, and which options it takes."""
+"""Job kip-report: figures, page and lines of small tables, and its options."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ AT = datetime(2026, 3, 1, 10, tzinfo=UTC)
 
 
 def tables(**changes: Any) -> dict[str, list[dict[str, Any]]]:
-    one = ZERO | {
+    totals = ZERO | {
         "fetches": 10,
         "fetch_request_bytes": 300,
         "fetch_response_bytes": 1700,
@@ -46,9 +46,9 @@ def tables(**changes: Any) -> dict[str, list[dict[str, Any]]]:
         "produced_records": 1000,
     }
     return {
-        "totals": [one],
-        "by_time": [one | {"time": AT}, ZERO | {"time": AT.replace(hour=11)}],
-        "by_client": [one | {"client": "<b>reader</b>"}, ZERO | {"client": ""}],
+        "totals": [totals],
+        "by_time": [totals | {"time": AT}, ZERO | {"time": AT.replace(hour=11)}],
+        "by_client": [totals | {"client": "<b>reader</b>"}, ZERO | {"client": ""}],
         "snapshots": [],
         "status": [
             {
@@ -84,43 +84,43 @@ def snapshot(event: str, **changes: Any) -> dict[str, Any]:
     }
 
 
-def test_shares_and_sums_are_those_of_the_tables() -> None:
-    found = job.figures(tables())
-    assert found["saved_by_sessions_bytes"] == 1000
-    # 300 of requests and 700 of responses beside the records were sent, 1,000 were not.
-    assert found["session_saved_share"] == 0.5
-    assert (found["same_rack_bytes"], found["cross_rack_bytes"], found["unknown_rack_bytes"]) == (800, 200, 0)
-    assert found["cross_rack_saved_share"] == 0.75
-    assert found["metadata_bytes_per_record"] == 0.05
-    assert (found["entries"], found["dropped_entries"], found["dead_letters"]) == (12, 0, 0)
+def test_figures_are_sums_and_shares_of_the_tables() -> None:
+    figures = job.figures(tables())
+    assert figures["saved_by_sessions_bytes"] == 1000
+    # Sent: 300 bytes of requests, 700 of responses besides the records. Saved: 1,000.
+    assert figures["session_saved_share"] == 0.5
+    assert (figures["same_rack_bytes"], figures["cross_rack_bytes"], figures["unknown_rack_bytes"]) == (800, 200, 0)
+    assert figures["cross_rack_saved_share"] == 0.75
+    assert figures["metadata_bytes_per_record"] == 0.05
+    assert (figures["entries"], figures["dropped_entries"], figures["dead_letters"]) == (12, 0, 0)
 
 
-def test_snapshots_are_compared_where_both_sides_are_known() -> None:
+def test_snapshots_are_compared_with_replay_only_if_both_sizes_are_known() -> None:
     rows = [
         snapshot("made"),
         snapshot("made", bytes=3000, replay_bytes=55_000, replay_bytes_exact=True),
         snapshot("fetched", records=None),
         snapshot("fetched", records=None, bytes=None, took_ms=None, replay_bytes=None),
     ]
-    found = job.figures(tables(snapshots=rows))["snapshots"]
-    made = found["made"]
-    assert (made["count"], made["bytes"], made["took_ms"]) == (2, 4000, 10)
-    assert (made["compared"], made["compared_bytes"], made["replay_bytes"]) == (2, 4000, 100_000)
-    assert (made["replay_bytes_estimated"], made["compared_records"], made["replay_records"]) == (1, 60, 1800)
-    assert (found["fetched"]["count"], found["fetched"]["compared"], found["fetched"]["bytes"]) == (2, 1, 1000)
-    assert found["loaded"]["count"] == 0
+    figures = job.figures(tables(snapshots=rows))["snapshots"]
+    created = figures["made"]
+    assert (created["count"], created["bytes"], created["took_ms"]) == (2, 4000, 10)
+    assert (created["compared"], created["compared_bytes"], created["replay_bytes"]) == (2, 4000, 100_000)
+    assert (created["replay_bytes_estimated"], created["compared_records"], created["replay_records"]) == (1, 60, 1800)
+    assert (figures["fetched"]["count"], figures["fetched"]["compared"], figures["fetched"]["bytes"]) == (2, 1, 1000)
+    assert figures["loaded"]["count"] == 0
 
 
-def test_nothing_produced_is_no_rate() -> None:
-    found = job.figures(tables(totals=[ZERO]))
-    assert found["metadata_bytes_per_record"] is None
-    assert found["session_saved_share"] is None
-    assert found["cross_rack_saved_share"] is None
-    assert "–" in job.lines(found)[2]
+def test_figures_without_traffic_have_no_rates() -> None:
+    figures = job.figures(tables(totals=[ZERO]))
+    assert figures["metadata_bytes_per_record"] is None
+    assert figures["session_saved_share"] is None
+    assert figures["cross_rack_saved_share"] is None
+    assert "–" in job.lines(figures)[2]
 
 
 @pytest.mark.parametrize(
-    ("least", "most", "dropped", "said"),
+    ("least", "most", "dropped", "text"),
     [
         (1.0, 1.0, 0, "figures are exact."),
         (0.25, 0.25, 0, "25 % of the exchanges were sampled, and figures are scaled up to all of them."),
@@ -129,17 +129,19 @@ def test_nothing_produced_is_no_rate() -> None:
         (None, None, 0, "only snapshots"),
     ],
 )
-def test_sampling_is_said(least: float | None, most: float | None, dropped: int, said: str) -> None:
+def test_page_and_lines_state_sampling_and_limits(
+    least: float | None, most: float | None, dropped: int, text: str
+) -> None:
     status = tables()["status"][0] | {"sample_min": least, "sample_max": most, "dropped_queue": dropped}
-    found = job.figures(tables(status=[status]))
-    assert said in job.lines(found)[-1]
-    assert said in job.make(tables(status=[status]), found, topic="t", interval="hour").values["sampling"]
+    figures = job.figures(tables(status=[status]))
+    assert text in job.lines(figures)[-1]
+    assert text in job.make(tables(status=[status]), figures, topic="t", interval="hour").values["sampling"]
 
 
-def test_the_page_has_every_kip_and_escapes_what_clients_are_called() -> None:
-    filled = tables(snapshots=[snapshot("made")], dead_letters=[{"reason": "no known kind", "count": 3}])
-    made = job.make(filled, job.figures(filled), topic="__mesh_trace", interval="hour")
-    html = render(made, generated=AT)
+def test_page_has_each_kip_and_escapes_client_names() -> None:
+    job_tables = tables(snapshots=[snapshot("made")], dead_letters=[{"reason": "no known kind", "count": 3}])
+    report_page = job.make(job_tables, job.figures(job_tables), topic="__mesh_trace", interval="hour")
+    html = render(report_page, generated=AT)
     for kip in ("KIP-227", "KIP-392", "KIP-526", "KIP-630"):
         assert kip in html
     assert "<b>reader" not in html
@@ -148,33 +150,33 @@ def test_the_page_has_every_kip_and_escapes_what_clients_are_called() -> None:
     assert "no known kind" in html
 
 
-def test_many_clients_are_cut_to_the_largest() -> None:
+def test_page_lists_only_the_largest_clients() -> None:
     rows = [ZERO | {"client": f"c{n:03}", "fetches": n, "consumers_saved_bytes": n} for n in range(100)]
-    filled = tables(by_client=rows)
-    html = render(job.make(filled, job.figures(filled), topic="t", interval="day"), generated=AT)
+    job_tables = tables(by_client=rows)
+    html = render(job.make(job_tables, job.figures(job_tables), topic="t", interval="day"), generated=AT)
     assert "c099" in html
     assert "c050" not in html
 
 
-def test_what_the_counts_are_of_is_said() -> None:
-    filled = tables()
-    found = job.figures(filled)
-    html = render(job.make(filled, found, topic="t", interval="hour"), generated=AT)
+def test_page_states_start_of_the_counts() -> None:
+    job_tables = tables()
+    figures = job.figures(job_tables)
+    html = render(job.make(job_tables, figures, topic="t", interval="hour"), generated=AT)
     assert "count from the start of a broker." in html
-    made = job.make(filled, found, topic="t", interval="hour", since_ms=1_772_359_200_000)
-    assert "started before 2026-03-01 10:00:00 UTC, from its first report" in render(made, generated=AT)
+    report_page = job.make(job_tables, figures, topic="t", interval="hour", since_ms=1_772_359_200_000)
+    assert "started before 2026-03-01 10:00:00 UTC, from its first report" in render(report_page, generated=AT)
 
 
-def test_tables_of_which_rows_are_left_out_are_named() -> None:
-    filled = tables()
-    assert not any("10,000" in line for line in job.lines(job.figures(filled)))
-    found = job.figures(filled, ["by_client", "snapshots"])
-    assert job.lines(found)[-1].startswith("The page, and figures of single rows, use only 10,000 rows of by_client")
-    html = render(job.make(filled, found, topic="t", interval="hour"), generated=AT)
+def test_page_names_tables_with_omitted_rows() -> None:
+    job_tables = tables()
+    assert not any("10,000" in line for line in job.lines(job.figures(job_tables)))
+    figures = job.figures(job_tables, ["by_client", "snapshots"])
+    assert job.lines(figures)[-1].startswith("The page, and figures of single rows, use only 10,000 rows of by_client")
+    html = render(job.make(job_tables, figures, topic="t", interval="hour"), generated=AT)
     assert "use only 10,000 rows of by_client, snapshots" in html
 
 
-def test_it_wants_a_mesh() -> None:
+def test_options_require_bootstrap() -> None:
     with pytest.raises(typer.BadParameter, match="is required"):
         Options()
     assert Options(bootstrap="b:1").topic == "__mesh_trace"

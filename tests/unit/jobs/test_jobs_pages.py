@@ -1,4 +1,4 @@
-"""The pages of audit, flights and demo, made of small tables: every section is there, and hostile texts are escaped."""
+"""Pages of the jobs audit, flights and demo from small tables: all sections exist, hostile text is escaped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DAYS = [date(2013, 1, 1) + timedelta(days=n) for n in range(30)]
 CHECKS = [Check("Sums are equal", True, HOSTILE), Check("Nothing is missing", False, "1 of 2")]
 
 
-def shown(page: Page) -> str:
+def render_checked(page: Page) -> str:
     html = render(page, generated=NOW)
     assert "<b>$x$" not in html
     assert "&lt;b&gt;$x$&amp;" in html
@@ -57,14 +57,14 @@ def tables() -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def test_the_page_of_an_audit_names_the_divergence_and_the_findings() -> None:
-    place = {"file": "/a/0.log", "position": 61, "digest": "ab" * 16, "leader_epoch": 3, "crc_ok": False}
+def test_audit_page_shows_divergence_and_findings() -> None:
+    location = {"file": "/a/0.log", "position": 61, "digest": "ab" * 16, "leader_epoch": 3, "crc_ok": False}
     first = {
         "topic": HOSTILE,
         "partition": 0,
         "offset": 7,
         "replicas": [
-            {"replica": "a", **place},
+            {"replica": "a", **location},
             {"replica": "b", "file": None, "position": None, "digest": None},
         ],
     }
@@ -84,7 +84,7 @@ def test_the_page_of_an_audit_names_the_divergence_and_the_findings() -> None:
     agreement = [{"topic": "t", "partition": 0, "a": "a", "b": "b", **dict.fromkeys(pair, 5)}]
     log = ("start", "end", "high_watermark", "cleaned_to", "batches", "bytes")
     logs = [{"topic": "t", "partition": 0, "replica": name, **dict.fromkeys(log, 2_048)} for name in ("a", "a", "b")]
-    html = shown(audit.make_page(summary, findings, logs, agreement))
+    html = render_checked(audit.make_page(summary, findings, logs, agreement))
     for text in (
         "Replicas differ or are damaged",
         "1,234 batches (1.21 KiB) in 1,234 segments",
@@ -100,7 +100,7 @@ def test_the_page_of_an_audit_names_the_divergence_and_the_findings() -> None:
     assert html.count("<svg") == 2
 
 
-def test_the_page_of_flights_has_every_section() -> None:
+def test_flights_page_has_all_sections() -> None:
     record = {"topic": "flights", "partition": 2, "offset": 9}
     shown_rows = Samples(
         dead=[{**record, "reason": "not JSON", "key": b"AA", "value": HOSTILE.encode() + b"\xff" * 100}],
@@ -119,7 +119,7 @@ def test_the_page_of_flights_has_every_section() -> None:
         rotations=[{"tailnum": "N1", "begin": NOW, "departures": 2, "way": "JFK→LAX", "delays": "1, –"}],
     )
     names = ("flights", "cancelled", "rotations", "late_windows", "late_rotations", "dead_letters")
-    html = shown(flights_page(tables(), dict.fromkeys(names, 1_500), CHECKS, shown_rows, Options()))
+    html = render_checked(flights_page(tables(), dict.fromkeys(names, 1_500), CHECKS, shown_rows, Options()))
     for text in (
         "1,500 flights of topic flights of a temporary cluster",
         "Windows of 1 hour of the scheduled departure, closed 7 days",
@@ -140,7 +140,7 @@ def test_the_page_of_flights_has_every_section() -> None:
     assert "No values" not in html
 
 
-def test_the_page_of_the_demo_has_the_flights_and_the_run() -> None:
+def test_demo_page_shows_flights_and_run() -> None:
     partition = {"partition": 0, "records": 60, "size_bytes": 9_000, "high_watermark": 60, "identical": True}
     facts = {
         "passed": True,
@@ -160,7 +160,7 @@ def test_the_page_of_the_demo_has_the_flights_and_the_run() -> None:
         "partitions": [{**partition, "replicas": ["leader-1", "follower-1"], "sha256": "c" * 64}],
     }
     stages = [Stage("Produce, acks=all", 1.5), Stage("Prove it", 2.0)]
-    html = shown(demo_page(tables(), facts, stages, ['{"a": 1}']))
+    html = render_checked(demo_page(tables(), facts, stages, ['{"a": 1}']))
     for text in (
         "<title>30 days of flights out of New York</title>",
         "80 scheduled departures from 01 Jan 2013 to 30 Jan 2013",

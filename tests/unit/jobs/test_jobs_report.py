@@ -1,4 +1,4 @@
-"""Pages and charts of jobs: what is in them is escaped and in place, and charts have all values in them."""
+"""Templates and charts of jobs: escaping, table limits, formats and positions of values."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def page(rows: Sequence[Sequence[Any]] = (), stages: Sequence[Stage] = ()) -> st
 
 
 def artists(svg: str, notes: str = "") -> list[list[tuple[float, float]]]:
-    """The outlines of the artists that have a note, in their order."""
+    """Return outlines of the artists whose title contains `notes`, in document order."""
     found = []
     for group in ElementTree.fromstring(svg).iter(f"{SVG}g"):
         title = group.find(f"{SVG}title")
@@ -59,7 +59,7 @@ def widths(svg: str) -> list[float]:
     return [max(x for x, _ in outline) - min(x for x, _ in outline) for outline in artists(svg)]
 
 
-def test_a_page_has_all_its_parts_and_escapes_them() -> None:
+def test_page_has_all_parts_and_escapes_values() -> None:
     html = page([["<u>", True, 1234567], [None, False, 0.25]], [Stage("Read", 1.5)])
     assert "<u>" not in html
     for text in (
@@ -82,43 +82,43 @@ def test_a_page_has_all_its_parts_and_escapes_them() -> None:
     assert "script" not in html
 
 
-def test_a_long_table_says_what_it_leaves_out() -> None:
+def test_long_table_states_number_of_omitted_rows() -> None:
     html = page([["t", True, i] for i in range(12)])
     assert "<td>9</td>" in html
     assert "<td>10</td>" not in html
     assert "and 2 more" in html
 
 
-def test_an_empty_table_is_a_word() -> None:
+def test_empty_table_shows_none() -> None:
     assert "<p>None.</p>" in page()
 
 
-def test_texts_in_charts_are_escaped_and_no_formulas() -> None:
+def test_chart_text_is_escaped_and_not_parsed_as_formula() -> None:
     hostile = "<script>$\\frac{1}{0}$&"
-    drawn = [
+    svgs = [
         charts.line_chart({hostile: [(1, 2)], "b": [(1, 3)]}, hostile, hostile),
         charts.bar_chart([(hostile, 1), ("b", 2)], hostile),
         charts.span_chart([(hostile, 0, 1, hostile)], hostile),
         charts.heat_map([(0, 1, 2.0, hostile)], [hostile], hostile),
     ]
-    for svg in drawn:
+    for svg in svgs:
         assert "<script" not in svg
         texts = [text.text for text in ElementTree.fromstring(svg).iter(f"{SVG}text")]
         assert hostile in texts
 
 
-def test_the_same_values_give_the_same_chart() -> None:
-    one, other = (charts.bar_chart([("a", 1), ("b", 2)], "n") for _ in range(2))
-    assert one == other
+def test_equal_values_give_identical_charts() -> None:
+    first, second = (charts.bar_chart([("a", 1), ("b", 2)], "n") for _ in range(2))
+    assert first == second
 
 
-def test_colours_are_the_styles_variables() -> None:
+def test_chart_colours_are_css_variables() -> None:
     svg = charts.line_chart({str(n): [(0, n), (1, n)] for n in range(8)}, "x", "y")
     assert all(f"var(--s{n})" in svg for n in range(1, 7))
     assert "#" not in re.sub(r"url\(#\w+\)|href=\"#\w+\"", "", svg)
 
 
-def test_lines_are_drawn_in_order_and_broken_at_gaps() -> None:
+def test_line_chart_draws_points_in_order_with_gaps() -> None:
     svg = charts.line_chart({"a": [(0, 0), (1, 1), (2, None), (3, 4), (4, 2)]}, "x", "y")
     dots = [outline[0] for outline in artists(svg, "a: ")]
     assert len(dots) == 4
@@ -136,7 +136,7 @@ def test_lines_are_drawn_in_order_and_broken_at_gaps() -> None:
     st.booleans(),
     st.booleans(),
 )
-def test_every_point_is_within_the_drawing(points: list[tuple[float, float]], log_x: bool, log_y: bool) -> None:
+def test_line_chart_keeps_all_points_inside(points: list[tuple[float, float]], log_x: bool, log_y: bool) -> None:
     svg = charts.line_chart({"a": points}, "x", "y", log_x=log_x, log_y=log_y)
     drawable = [(x, y) for x, y in points if not (log_x and x <= 0) and not (log_y and y <= 0)]
     if "<svg" not in svg:
@@ -150,21 +150,21 @@ def test_every_point_is_within_the_drawing(points: list[tuple[float, float]], lo
         assert 0 <= y <= height
 
 
-def test_a_logarithmic_axis_leaves_out_zero() -> None:
+def test_logarithmic_axis_omits_zero() -> None:
     svg = charts.line_chart({"a": [(1, 10), (10, 0), (100, 1000)]}, "x", "y", log_x=True, log_y=True)
     assert len(artists(svg, "a: ")) == 2
 
 
-def test_bars_are_as_long_as_their_values() -> None:
-    one, two, none = widths(charts.bar_chart([("a", 1), ("b", 2), ("none", 0)], "n"))
-    assert two == pytest.approx(2 * one, abs=0.2)
-    assert none == pytest.approx(0, abs=0.2)
+def test_bar_length_is_proportional_to_value() -> None:
+    single, double, zero = widths(charts.bar_chart([("a", 1), ("b", 2), ("none", 0)], "n"))
+    assert double == pytest.approx(2 * single, abs=0.2)
+    assert zero == pytest.approx(0, abs=0.2)
     powers = widths(charts.bar_chart([("z", 2), ("a", 10), ("b", 100), ("c", 1000)], "n", log=True))
     assert powers[3] - powers[2] == pytest.approx(powers[2] - powers[1], abs=0.2)
     assert 0 < powers[0] < powers[1]
 
 
-def test_bars_of_days_are_as_high_as_their_values_and_the_highest_are_named() -> None:
+def test_day_bars_have_proportional_height_and_label_the_highest() -> None:
     days = [date(2013, 1, 1) + timedelta(days=n) for n in range(5)]
     svg = charts.day_bars(days, [0, 10, 40, 0, 20], [f"note {n}" for n in range(5)], "n")
     heights = [max(y for _, y in outline) - min(y for _, y in outline) for outline in artists(svg, "note")]
@@ -173,7 +173,7 @@ def test_bars_of_days_are_as_high_as_their_values_and_the_highest_are_named() ->
     assert "02 Jan: 10" not in svg
 
 
-def test_nothing_to_draw_is_said() -> None:
+def test_charts_without_values_say_so() -> None:
     assert "No values" in charts.line_chart({}, "x", "y")
     assert "No values" in charts.line_chart({"a": [(1, 0)]}, "x", "y", log_y=True)
     assert "No values" in charts.bar_chart([("a", math.nan)], "n")
@@ -181,7 +181,7 @@ def test_nothing_to_draw_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("text", "expected"),
     [
         (number(1234567), "1,234,567"),
         (number(0.7708), "0.771"),
@@ -193,11 +193,11 @@ def test_nothing_to_draw_is_said() -> None:
         (binary_size(792), "792 B"),
     ],
 )
-def test_numbers_are_for_people(told: str, expected: str) -> None:
-    assert told == expected
+def test_numbers_are_formatted_for_readers(text: str, expected: str) -> None:
+    assert text == expected
 
 
-def test_ticks_of_a_time_axis_differ() -> None:
+def test_ticks_of_time_axis_are_distinct() -> None:
     svg = charts.line_chart({"all": [(NOW, 1.0)]}, "hour", "v", lambda value: f"{value:.3f}")
     texts = [text.text for text in ElementTree.fromstring(svg).iter(f"{SVG}text")]
     assert len(texts) > 4
