@@ -1,4 +1,4 @@
-"""The monotonic clock of brokers in this process, in the hands of a test."""
+"""A monotonic clock for brokers in this process that tests advance."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from kipmesh.testing import until
 
 
 class Clock:
-    """It stands still until a test lets time pass; how long the machine takes for that does not count.
+    """A clock that advances only when a test advances it, so that a slow machine changes nothing.
 
-    It is that of what brokers do for each other. Their parts of the metadata quorum, which try again after a while of
-    that clock, have the machine's.
+    Brokers use it for replication. Their part of the metadata quorum uses the real clock, as its retries need time to
+    pass.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Make it before the brokers."""
+        """Replace the clock; call this before the brokers start."""
         self._now_ms = time.monotonic_ns() // 1_000_000
         monkeypatch.setattr("kipmesh.broker.parts.monotonic_ms", lambda: self._now_ms)
 
-    def go_on(self, ms: int) -> int:
-        """Let time pass; says what it is now."""
+    def advance(self, ms: int) -> int:
+        """Advance the clock and return the new time."""
         self._now_ms += ms
         return self._now_ms
 
 
-async def all_have_fetched(led: Replica, since_ms: int) -> None:
-    """Wait until all members of the ISR have fetched from the partition's leader since then."""
+async def wait_for_fetches(led: Replica, since_ms: int) -> None:
+    """Wait until all members of the ISR have fetched from the leader `led` since `since_ms`."""
 
-    def have() -> bool:
-        return led.leader is not None and all(heard_ms >= since_ms for heard_ms in led.leader.members_last_fetch_ms())
+    def all_fetched() -> bool:
+        return led.leader is not None and all(fetch_ms >= since_ms for fetch_ms in led.leader.members_last_fetch_ms())
 
-    await until(have, "all followers have fetched")
+    await until(all_fetched, "all followers have fetched")

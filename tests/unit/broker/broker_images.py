@@ -1,4 +1,4 @@
-"""Images of the metadata from a few words, for tests."""
+"""A builder of metadata images."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from kipmesh.core.metadata.image import TOPIC_RESOURCE, MetadataDelta, MetadataI
 
 
 def topic_id_of(number: int) -> bytes:
-    """One that no other number gives."""
+    """Return the topic id with this number."""
     return number.to_bytes(16, "big")
 
 
 class ImageBuilder:
-    """Applies records one offset after the other; `delta` collects what they changed."""
+    """Applies records at consecutive offsets; `delta` collects their changes."""
 
     def __init__(self, *broker_ids: int) -> None:
         self.image = MetadataImage()
@@ -27,7 +27,7 @@ class ImageBuilder:
         self.image.apply(record, self.delta)
 
     def broker(self, broker_id: int, *, port: int = 1) -> int:
-        """Register it, unfenced; gives its epoch."""
+        """Register an unfenced broker and return its epoch."""
         epoch = self.image.offset + 1
         endpoint = r.BrokerEndpoint("MESH", "127.0.0.1", port, 0)
         self.apply(
@@ -44,7 +44,7 @@ class ImageBuilder:
     def topic(
         self, name: str, topic_id: bytes, assignments: Sequence[Sequence[int]], configs: Mapping[str, str] | None = None
     ) -> None:
-        """Each partition is led by its first replica."""
+        """Create a topic; the first replica of each partition leads it."""
         self.apply(r.TopicRecord(name=name, topic_id=topic_id))
         for partition in range(len(assignments)):
             self.partition(topic_id, partition, assignments[partition])

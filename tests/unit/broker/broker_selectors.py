@@ -1,4 +1,4 @@
-"""Replica selectors that brokers under test load by configuration."""
+"""A replica selector that brokers load by its class name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kipmesh.messages import NodeEndpoint
 
 
 class ConfiguredSelector(ReplicaSelector):
-    """The replica that `target` names; "unknown" is none of the view, "raise" raises."""
+    """Selects the replica with the id `target`; "unknown" selects a replica outside the view, "raise" raises."""
 
     seen: ClassVar[list[tuple[TopicPartition, ClientMetadata, PartitionView]]] = []
     closed: ClassVar[list[int]] = []

@@ -1,4 +1,4 @@
-"""A mesh in one event loop, for each test its own."""
+"""Fixtures: a cluster in the event loop of the test, and the clock of its brokers."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from tests.unit.broker.broker_clock import Clock
-from tests.unit.broker.conftest_broker import Mesh
+from tests.unit.broker.conftest_broker import BrokerCluster
 
 
 @pytest.fixture
-async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
-    it = Mesh(tmp_path)
-    await it.start()
-    yield it
-    await it.stop()
+async def cluster(tmp_path: Path) -> AsyncIterator[BrokerCluster]:
+    running = BrokerCluster(tmp_path)
+    await running.start()
+    yield running
+    await running.stop()
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The nodes' clock; name it before the mesh."""
+    """The brokers' clock. Request it before `cluster`."""
     return Clock(monkeypatch)

@@ -1,4 +1,4 @@
-"""A mesh in one event loop: controllers and three brokers with real files and real gRPC on loopback."""
+"""A cluster in one event loop: controllers and three brokers with real files and real gRPC on loopback."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMEOUT_S = 40.0
 
 
 def minimal_config(node_id: int, **keys: Any) -> BrokerConfig:
-    """For a part of a broker by itself."""
+    """Return a configuration for a component that is tested without a broker."""
     needed = {
         "node.id": node_id,
         "cluster.id": "c",
@@ -31,7 +31,7 @@ def minimal_config(node_id: int, **keys: Any) -> BrokerConfig:
 
 
 def hosts(node: BrokerNode, name: str) -> bool:
-    """Whether the broker knows the topic and hosts its replicas of it."""
+    """Whether the broker's image has the topic and the broker hosts all its replicas of it."""
     topic = node.hosted_replicas.image.topic_by_name(name)
     return topic is not None and all(
         node.hosted_replicas.get(topic.topic_id, index) is not None
@@ -40,16 +40,16 @@ def hosts(node: BrokerNode, name: str) -> bool:
     )
 
 
-class Mesh:
-    """Brokers 1 (leader role), 2 and 3 in three racks, and controllers from 100 on."""
+class BrokerCluster:
+    """Brokers 1 (leader role), 2 and 3 in three racks, and controllers with ids from 100."""
 
-    def __init__(self, folder: Path, *, controllers: int = 1, **broker_keys: Any) -> None:
-        self.folder = folder
-        # Nobody is fenced because the machine stood still; who dies is noticed by the connection that breaks.
+    def __init__(self, directory: Path, *, controllers: int = 1, **broker_keys: Any) -> None:
+        self.directory = directory
+        # The session is long so that a slow machine fences no broker: a broken connection reveals a dead broker.
         self.broker_keys = {"broker.heartbeat.interval.ms": 100, "broker.session.timeout.ms": 60_000} | broker_keys
         self.controller_keys: dict[str, Any] = {}
         self.controllers: dict[int, ControllerNode] = {}
-        self._held = PortReservation()  # a killed node finds its own port again
+        self._held = PortReservation()  # a restarted node gets the same port
         self.controller_ports = dict(zip(range(100, 100 + controllers), self._held.choose(controllers), strict=True))
         self.brokers: dict[int, BrokerNode] = {}
         self.ports: dict[int, int] = {}
@@ -62,7 +62,7 @@ class Mesh:
 
     @property
     def active(self) -> ControllerNode | None:
-        """The active controller, if there is one now."""
+        """The active controller, or None."""
         return next((node for node in self.controllers.values() if node.is_active), None)
 
     @property
@@ -78,7 +78,7 @@ class Mesh:
                 "cluster.id": CLUSTER_ID,
                 "controller.quorum.voters": self.voters,
                 "listeners": f"MESH://127.0.0.1:{self.controller_ports[node_id]}",
-                "metadata.log.dir": str(self.folder / f"controller-{node_id}"),
+                "metadata.log.dir": str(self.directory / f"controller-{node_id}"),
                 "broker.session.timeout.ms": self.broker_keys["broker.session.timeout.ms"],
             }
             | self.controller_keys
@@ -94,7 +94,7 @@ class Mesh:
         await eventually(lambda: self.active, "an active controller")
 
     def port_of(self, broker_id: int) -> int:
-        """Where the broker listens, each time that it is started."""
+        """Return the port of the broker, which stays the same across restarts."""
         if broker_id not in self.ports:
             (self.ports[broker_id],) = self._held.choose(1)
         return self.ports[broker_id]
@@ -106,7 +106,7 @@ class Mesh:
                 "cluster.id": CLUSTER_ID,
                 "controller.quorum.voters": self.voters,
                 "listeners": f"MESH://127.0.0.1:{self.port_of(broker_id)}",
-                "log.dirs": str(self.folder / f"broker-{broker_id}"),
+                "log.dirs": str(self.directory / f"broker-{broker_id}"),
                 "broker.rack": f"rack-{'abc'[(broker_id - 1) % 3]}",
             }
             | self.broker_keys
@@ -147,17 +147,17 @@ class Mesh:
         partitions: int = 1,
         replication_factor: int = 3,
         via: int = 1,
-        but_not_hosted_by: Sequence[int] = (),
+        except_brokers: Sequence[int] = (),
         **configs: str,
     ) -> bytes:
-        """Create a topic and wait until every broker knows it and hosts its replicas; returns its id."""
+        """Create a topic, wait until all brokers host their replicas, and return the topic id."""
         entries = [m.ConfigEntry(key.replace("_", "."), value) for key, value in configs.items()]
         topic = m.CreatableTopic(name, partitions, replication_factor, configs=entries)
         response = await self.call(via, "CreateTopics", m.CreateTopicsRequest([topic], 30_000), "Admin")
         (result,) = response.topics
         assert result.error_code == 0, result
-        for node in [node for broker_id, node in self.brokers.items() if broker_id not in but_not_hosted_by]:
-            await eventually(lambda node=node: hosts(node, name), f"{name} known and hosted")
+        for node in [node for broker_id, node in self.brokers.items() if broker_id not in except_brokers]:
+            await eventually(lambda node=node: hosts(node, name), f"{name} hosted")
         return result.topic_id
 
     async def produce(
@@ -183,12 +183,12 @@ class Mesh:
         replica_id: int = -1,
         rack: str = "",
     ) -> m.PartitionData:
-        asked = m.FetchPartition(partition, epoch, offset, last_fetched_epoch, partition_max_bytes=max_bytes)
+        requested = m.FetchPartition(partition, epoch, offset, last_fetched_epoch, partition_max_bytes=max_bytes)
         request = m.FetchRequest(
             replica_id=replica_id,
             max_wait_ms=max_wait_ms,
             min_bytes=min_bytes,
-            topics=[m.FetchTopic(topic, topic_id, [asked])],
+            topics=[m.FetchTopic(topic, topic_id, [requested])],
             rack_id=rack,
         )
         response = await self.call(via, "Fetch", request)
@@ -196,13 +196,13 @@ class Mesh:
         return response.responses[0].partitions[0]
 
 
-async def leader_of(mesh: Mesh, topic_id: bytes, not_one_of: tuple[int, ...] = ()) -> int:
-    """The broker that leads partition 0 and is there."""
+async def leader_of(cluster: BrokerCluster, topic_id: bytes, excluded: tuple[int, ...] = ()) -> int:
+    """Wait for a ready leader of partition 0 and return its broker id."""
 
     def find() -> int:
-        for broker, node in mesh.brokers.items():
+        for broker, node in cluster.brokers.items():
             replica = node.hosted_replicas.get(topic_id, 0)
-            if broker not in not_one_of and replica is not None and replica.leader is not None and node.ready:
+            if broker not in excluded and replica is not None and replica.leader is not None and node.ready:
                 return broker
         return 0
 

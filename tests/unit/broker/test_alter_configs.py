@@ -1,4 +1,4 @@
-"""AlterConfigs: the given keys replace all others."""
+"""AlterConfigs: the keys of the request replace all keys of the resource."""
 
 import asyncio
 
@@ -8,32 +8,35 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 from kipmesh import messages as m
 from kipmesh.core.config.base import FOLLOWER_THROTTLED_RATE as RATE
 from kipmesh.core.errors import ErrorCode
-from tests.unit.broker.kafka_mesh import kafka_mesh
+from tests.unit.broker.kafka_cluster import kafka_cluster
 
 
-async def alter(mesh, *resources, validate_only: bool = False) -> list[int]:
-    asked = [m.ReplacedConfigsResource(*one[:2], [m.ReplacedConfig(*each) for each in one[2]]) for one in resources]
-    response = await mesh.call(2, "AlterConfigs", m.AlterConfigsRequest(asked, validate_only), "Admin")
-    assert [one[2:] for one in response.responses] == [one[:2] for one in resources]
-    return [one.error_code for one in response.responses]
+async def alter(cluster, *resources, validate_only: bool = False) -> list[int]:
+    requested = [
+        m.ReplacedConfigsResource(kind, name, [m.ReplacedConfig(*entry) for entry in entries])
+        for kind, name, entries in resources
+    ]
+    response = await cluster.call(2, "AlterConfigs", m.AlterConfigsRequest(requested, validate_only), "Admin")
+    assert [result[2:] for result in response.responses] == [resource[:2] for resource in resources]
+    return [result.error_code for result in response.responses]
 
 
-async def test_keys_that_are_not_named_are_removed(mesh) -> None:
-    await mesh.create("t", retention_ms="1000", segment_bytes="100000")
-    image = mesh.controller.image
+async def test_alter_configs_removes_keys_missing_from_request(cluster) -> None:
+    await cluster.create("t", retention_ms="1000", segment_bytes="100000")
+    image = cluster.controller.image
     wanted = {"retention.ms": "2000", "max.message.bytes": "5000"}
     for validate_only, after in ((True, {"retention.ms": "1000", "segment.bytes": "100000"}), (False, wanted)):
-        assert await alter(mesh, (2, "t", wanted.items()), validate_only=validate_only) == [0]
+        assert await alter(cluster, (2, "t", wanted.items()), validate_only=validate_only) == [0]
         assert image.topic_config("t") == after
-    assert await alter(mesh, (4, "", [(RATE, "7")]), (4, "1", [(RATE, "8")]), (2, "t", ())) == [0, 0, 0]
+    assert await alter(cluster, (4, "", [(RATE, "7")]), (4, "1", [(RATE, "8")]), (2, "t", ())) == [0, 0, 0]
     assert [image.topic_config("t"), *map(image.broker_config, ("", "1"))] == [{}, {RATE: "7"}, {RATE: "8"}]
-    assert await alter(mesh, (4, "", ()), (4, "01", ())) == [0, 0]
+    assert await alter(cluster, (4, "", ()), (4, "01", ())) == [0, 0]
     assert (image.broker_config(""), image.broker_config("1")) == ({}, {})
 
 
-async def test_a_refused_resource_keeps_all(mesh) -> None:
-    await mesh.create("t", retention_ms="1000")
-    await mesh.create("other", retention_ms="1000")
+async def test_alter_configs_leaves_refused_resource_unchanged(cluster) -> None:
+    await cluster.create("t", retention_ms="1000")
+    await cluster.create("other", retention_ms="1000")
     invalid, unchanged = ErrorCode.INVALID_REQUEST, (2, "other", [("retention.ms", "1000")])
     for code, *refused in (
         (invalid, 2, "t", [("retention.ms", "1"), ("retention.ms", "2")]),
@@ -44,17 +47,17 @@ async def test_a_refused_resource_keeps_all(mesh) -> None:
         (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 2, "u", []),
         (ErrorCode.BROKER_ID_NOT_REGISTERED, 4, "9", []),
     ):
-        assert await alter(mesh, tuple(refused), unchanged) == [code, 0], refused
-    assert await alter(mesh, (2, "t", []), (2, "other", []), (2, "t", [])) == [invalid, 0, invalid]
-    assert [mesh.controller.image.topic_config(name) for name in ("t", "other")] == [{"retention.ms": "1000"}, {}]
+        assert await alter(cluster, tuple(refused), unchanged) == [code, 0], refused
+    assert await alter(cluster, (2, "t", []), (2, "other", []), (2, "t", [])) == [invalid, 0, invalid]
+    assert [cluster.controller.image.topic_config(name) for name in ("t", "other")] == [{"retention.ms": "1000"}, {}]
 
 
 @pytest.mark.filterwarnings("ignore:alter_configs has been deprecated")
-async def test_clients_of_the_kafka_protocol(tmp_path) -> None:
-    async with kafka_mesh(tmp_path) as mesh:
-        await mesh.create("t", retention_ms="1000")
-        client = AdminClient({"bootstrap.servers": mesh.kafka(2)})
+async def test_alter_configs_serves_confluent_kafka_client(tmp_path) -> None:
+    async with kafka_cluster(tmp_path) as cluster:
+        await cluster.create("t", retention_ms="1000")
+        client = AdminClient({"bootstrap.servers": cluster.bootstrap(2)})
         resource = ConfigResource(ConfigResource.Type.TOPIC, "t", set_config={"segment.bytes": "100000"})
         (future,) = client.alter_configs([resource]).values()
         assert await asyncio.to_thread(future.result, 30) is None
-        assert mesh.controller.image.topic_config("t") == {"segment.bytes": "100000"}
+        assert cluster.controller.image.topic_config("t") == {"segment.bytes": "100000"}

@@ -1,4 +1,4 @@
-"""The broker's cleaner: which logs it compacts, its limits, and how it stops."""
+"""The log cleaner of a broker: which logs it compacts, its rate limit, and how it stops."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from kipmesh.testing import produced_batch
 NOW = 1_700_000_000_000
 
 
-class Fixture:
-    """A cleaner over the logs of one folder."""
+class CleanerFixture:
+    """A cleaner and the logs of one log directory."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, directory: Path) -> None:
         self.manager = LogManager(
-            RealFileSystem(), [str(folder)], cluster_id="cluster", node_id=1, defaults=TopicConfig()
+            RealFileSystem(), [str(directory)], cluster_id="cluster", node_id=1, defaults=TopicConfig()
         )
         self.manager.load(NOW)
         self.replicas: dict[tuple[bytes, int], Any] = {}
         self.registry = CollectorRegistry()
         self.disk = Disk("test")
         config = BrokerConfig.parse(
-            {"node.id": 1, "cluster.id": "cluster", "controller.quorum.voters": "0@h:1", "log.dirs": str(folder)}
+            {"node.id": 1, "cluster.id": "cluster", "controller.quorum.voters": "0@h:1", "log.dirs": str(directory)}
         )
         self.cleaner = Cleaner(
             config,
@@ -69,70 +69,82 @@ class Fixture:
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[Fixture]:
-    world = Fixture(tmp_path)
-    yield world
-    await world.cleaner.close()
-    world.disk.close()
-    world.manager.close(1)
+async def logs(tmp_path: Path) -> AsyncIterator[CleanerFixture]:
+    fixture = CleanerFixture(tmp_path)
+    yield fixture
+    await fixture.cleaner.close()
+    fixture.disk.close()
+    fixture.manager.close(1)
 
 
-def leftovers(folder: Path) -> list[Path]:
-    """Files that a compaction makes for the time being."""
-    return [path for path in folder.rglob("*") if path.suffix in (".swap", ".cleaned")]
+def leftovers(directory: Path) -> list[Path]:
+    """Return the temporary files of compactions."""
+    return [path for path in directory.rglob("*") if path.suffix in (".swap", ".cleaned")]
 
 
-async def test_what_is_due_is_compacted_and_checkpointed(world: Fixture, tmp_path: Path) -> None:
-    one, other = world.make("one"), world.make("other", **{"cleanup.policy": "delete"})
-    size, others_size = one.size_bytes, other.size_bytes
-    await world.cleaner.run_once()
-    assert one.size_bytes < size / 4
-    assert other.size_bytes == others_size
+async def test_cleaner_compacts_due_log_and_writes_checkpoint(logs: CleanerFixture, tmp_path: Path) -> None:
+    compacted, deleting = logs.make("one"), logs.make("other", **{"cleanup.policy": "delete"})
+    size, deleting_size = compacted.size_bytes, deleting.size_bytes
+    await logs.cleaner.run_once()
+    assert compacted.size_bytes < size / 4
+    assert deleting.size_bytes == deleting_size
     assert (tmp_path / "cleaner-offset-checkpoint").read_text().splitlines() == ["0", "1", "one 0 40"]
-    assert world.metric("kafka_log_logcleanermanager_max_dirty_percent") == 100
-    await world.cleaner.run_once()
-    assert world.metric("kafka_log_logcleanermanager_max_dirty_percent") == 0
-    assert 0 < (world.metric("kafka_log_logcleaner_cleaner_recopy_percent") or 0) < 50
+    assert logs.metric("kafka_log_logcleanermanager_max_dirty_percent") == 100
+    await logs.cleaner.run_once()
+    assert logs.metric("kafka_log_logcleanermanager_max_dirty_percent") == 0
+    assert 0 < (logs.metric("kafka_log_logcleaner_cleaner_recopy_percent") or 0) < 50
     assert leftovers(tmp_path) == []
 
 
-async def test_a_damaged_log_is_left_alone(world: Fixture, tmp_path: Path) -> None:
-    log = world.make("one")
+async def test_cleaner_skips_corrupt_log_and_counts_it_as_uncleanable(logs: CleanerFixture, tmp_path: Path) -> None:
+    log = logs.make("one")
     path = tmp_path / "one-0" / f"{0:020d}.log"
     data = bytearray(path.read_bytes())
     data[100] ^= 1
     path.write_bytes(data)
-    await world.cleaner.run_once()
-    assert world.metric("kafka_log_logcleanermanager_uncleanable_partitions_count") == 1
+    await logs.cleaner.run_once()
+    assert logs.metric("kafka_log_logcleanermanager_uncleanable_partitions_count") == 1
     assert path.read_bytes() == data
     assert log.failed is None
-    await world.cleaner.run_once()
+    assert logs.metric("kafka_log_logcleanermanager_max_dirty_percent") == 100
+    await logs.cleaner.run_once()
+    assert logs.metric("kafka_log_logcleanermanager_max_dirty_percent") == 0, "an uncleanable log is not due again"
+    assert path.read_bytes() == data
 
 
-async def test_stopping_ends_the_work(world: Fixture) -> None:
-    log = world.make("one")
-    size = log.size_bytes
-    world.cleaner.throttle.stop()
-    await world.cleaner.run_once()
-    assert log.size_bytes == size
-
-
-async def test_a_log_that_is_deleted_meanwhile_is_neither_kept_nor_uncleanable(world: Fixture, tmp_path: Path) -> None:
-    deleted, kept = world.make("one"), world.make("two")
-    size = kept.size_bytes
-    running = asyncio.create_task(world.cleaner.run_once())
+async def test_stopped_cleaner_leaves_due_log_unchanged(logs: CleanerFixture, tmp_path: Path) -> None:
+    log = logs.make("one")
+    size, records = log.size_bytes, log.read(0, 1 << 20, log.log_end_offset, True)
+    running = asyncio.create_task(logs.cleaner.run_once())
     await asyncio.sleep(0)
-    world.manager.delete("one", 0, NOW)
+    assert not running.done()
+    logs.cleaner.throttle.stop()
     await running
-    assert world.manager.get("one", 0) is None
+    assert logs.metric("kafka_log_logcleanermanager_max_dirty_percent") == 100, "the log was due"
+    assert (log.size_bytes, log.failed) == (size, None)
+    assert log.read(0, 1 << 20, log.log_end_offset, True) == records
+    assert not (tmp_path / "cleaner-offset-checkpoint").exists()
+    assert logs.metric("kafka_log_logcleanermanager_uncleanable_partitions_count") == 0
+    assert leftovers(tmp_path) == []
+
+
+async def test_cleaner_drops_log_deleted_during_its_compaction(logs: CleanerFixture, tmp_path: Path) -> None:
+    deleted, kept = logs.make("one"), logs.make("two")
+    size = kept.size_bytes
+    running = asyncio.create_task(logs.cleaner.run_once())
+    await asyncio.sleep(0)
+    assert not running.done(), "the compaction has started"
+    logs.manager.delete("one", 0, NOW)
+    await running
+    assert logs.manager.get("one", 0) is None
     assert not (tmp_path / "one-0").exists()
     assert leftovers(tmp_path) == []
     assert deleted.failed is None
-    assert world.metric("kafka_log_logcleanermanager_uncleanable_partitions_count") == 0
-    assert kept.size_bytes < size, "the other log is compacted all the same"
+    assert logs.metric("kafka_log_logcleanermanager_uncleanable_partitions_count") == 0
+    assert kept.size_bytes < size, "the other log is compacted"
 
 
-def test_the_throttle_keeps_to_the_rate() -> None:
+def test_throttle_limits_rate_and_raises_after_stop() -> None:
     throttle = Throttle(100_000)
     began_s = time.monotonic()
     throttle.begin()

@@ -1,4 +1,4 @@
-"""Consumers of a live mesh in three racks read from their own, and the leader when that is gone (392-13 to 392-16)."""
+"""Consumers read from the replica in their rack, and from the leader if that replica fails (392-13 to 392-16)."""
 
 from __future__ import annotations
 
@@ -9,35 +9,40 @@ from pathlib import Path
 import pytest
 
 from kipmesh.client import Consumer, Producer
-from tests.unit.broker.conftest_broker import Mesh
+from tests.unit.broker.conftest_broker import BrokerCluster
 
 SELECTOR = {"replica.selector.class": "RackAwareReplicaSelector"}
 MAX_AGE_MS = 1500
 SOON_S = 20
-"""Much less than the 30 s after which a request is given up, and than the 5 min that metadata is good for."""
-READ = {"auto.offset.reset": "none", "client.rack": "rack-b", "metadata.max.age.ms": MAX_AGE_MS, "client.id": "reader"}
+"""Far below the request timeout (30 s) and the default age limit of metadata (5 min)."""
+CONSUMER_CONFIG = {
+    "auto.offset.reset": "none",
+    "client.rack": "rack-b",
+    "metadata.max.age.ms": MAX_AGE_MS,
+    "client.id": "reader",
+}
 
 
 @pytest.fixture
-async def racks(tmp_path: Path) -> AsyncIterator[Mesh]:
-    mesh = Mesh(tmp_path, **SELECTOR)
+async def racks(tmp_path: Path) -> AsyncIterator[BrokerCluster]:
+    cluster = BrokerCluster(tmp_path, **SELECTOR)
     try:
-        await mesh.start()
-        yield mesh
+        await cluster.start()
+        yield cluster
     finally:
-        await mesh.stop()
+        await cluster.stop()
 
 
 class Stream:
-    """A producer's records, and a consumer that has to see each of them once and in order."""
+    """Records of a producer that a consumer must receive exactly once and in order."""
 
     def __init__(self, producer: Producer, consumer: Consumer) -> None:
         self.producer = producer
         self.consumer = consumer
         self.offset = 0
 
-    async def go_on(self, count: int) -> None:
-        """So many records there and back."""
+    async def exchange(self, count: int) -> None:
+        """Produce `count` records and consume them."""
         end = self.offset + count
         sent = [await self.producer.send("t", b"%d" % offset) for offset in range(self.offset, end)]
         async with asyncio.timeout(SOON_S):
@@ -51,19 +56,19 @@ class Stream:
         return self.consumer.fetch_stats.bytes_by_node[broker]
 
 
-async def test_the_own_rack_serves_and_when_it_is_gone_the_leader(racks: Mesh) -> None:
+async def test_consumer_reads_from_own_rack_and_falls_back_to_leader(racks: BrokerCluster) -> None:
     await racks.create("t")
     bootstrap = [f"127.0.0.1:{port}" for port in racks.ports.values()]
-    async with Producer(bootstrap, **{"linger.ms": 0}) as producer, Consumer(bootstrap, **READ) as consumer:
+    async with Producer(bootstrap, **{"linger.ms": 0}) as producer, Consumer(bootstrap, **CONSUMER_CONFIG) as consumer:
         consumer.assign([("t", 0)])
         consumer.seek(("t", 0), 0)
         stream = Stream(producer, consumer)
         for _ in range(20):
-            await stream.go_on(10)
-        assert set(consumer.fetch_stats.bytes_by_node) == {2}, "all bytes are of the own rack"
+            await stream.exchange(10)
+        assert set(consumer.fetch_stats.bytes_by_node) == {2}, "all bytes come from the consumer's rack"
 
         await racks.brokers[2].abort()
-        await stream.go_on(10)
+        await stream.exchange(10)
         assert stream.bytes_of(1) > 0
         assert consumer.high_watermark(("t", 0)) == stream.offset
 
@@ -72,33 +77,35 @@ async def test_the_own_rack_serves_and_when_it_is_gone_the_leader(racks: Mesh) -
         served = stream.bytes_of(2)
         async with asyncio.timeout(SOON_S):
             while stream.bytes_of(2) == served:
-                await stream.go_on(1)
+                await stream.exchange(1)
                 await asyncio.sleep(0.02)
-        elsewhere = stream.bytes_of(1)
+        from_leader = stream.bytes_of(1)
         for _ in range(10):
-            await stream.go_on(10)
-        assert stream.bytes_of(1) == elsewhere
+            await stream.exchange(10)
+        assert stream.bytes_of(1) == from_leader
         assert consumer.fetch_stats.truncations == 0
 
 
 @pytest.mark.parametrize("mode", ["metadata", "consumer"])
-async def test_modes_of_the_draft(tmp_path: Path, mode: str) -> None:
+async def test_consumer_reads_from_own_rack_in_selection_mode(tmp_path: Path, mode: str) -> None:
     """392-15, 392-16."""
-    mesh = Mesh(tmp_path, **(SELECTOR | {"replica.selection.mode": "metadata"} if mode == "metadata" else {}))
-    config = READ | {"replica.selection.mode": mode, "replica.selection.policy": "preferred"}
+    cluster = BrokerCluster(
+        tmp_path, **(SELECTOR | {"replica.selection.mode": "metadata"} if mode == "metadata" else {})
+    )
+    config = CONSUMER_CONFIG | {"replica.selection.mode": mode, "replica.selection.policy": "preferred"}
     try:
-        await mesh.start()
-        await mesh.create("t")
-        bootstrap = [f"127.0.0.1:{port}" for port in mesh.ports.values()]
-        own = SELECTOR if mode == "consumer" else {}
-        async with Producer(bootstrap) as producer, Consumer(bootstrap, **config, **own) as consumer:
+        await cluster.start()
+        await cluster.create("t")
+        bootstrap = [f"127.0.0.1:{port}" for port in cluster.ports.values()]
+        selector = SELECTOR if mode == "consumer" else {}
+        async with Producer(bootstrap) as producer, Consumer(bootstrap, **config, **selector) as consumer:
             consumer.assign([("t", 0)])
             consumer.seek(("t", 0), 0)
             stream = Stream(producer, consumer)
             for _ in range(5):
-                await stream.go_on(10)
+                await stream.exchange(10)
             assert set(consumer.fetch_stats.bytes_by_node) == {2}
-            await mesh.brokers[2].abort()
-            await stream.go_on(10)
+            await cluster.brokers[2].abort()
+            await stream.exchange(10)
     finally:
-        await mesh.stop()
+        await cluster.stop()

@@ -1,4 +1,4 @@
-"""The way to the active controller, with voters that are active, inactive, silent or gone; real gRPC on loopback."""
+"""ControllerChannel with voters that are active, inactive, unresponsive or stopped; real gRPC on loopback."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from kipmesh.transport.pipeline import pipeline_of
 HEARTBEAT = m.BrokerHeartbeatRequest(broker_id=1, broker_epoch=1)
 ACTIVE, INACTIVE, SILENT = "active", "inactive", "silent"
 CALL_S = 60.0
-"""The time of a call: an answer that comes much earlier did not wait for its end, however slow the machine is."""
+"""Timeout of a call. A response within SOON_S did not wait for it, even on a slow machine."""
 SOON_S = 30.0
 
 
 class Controller:
-    """A voter with the two services that brokers call; it does as `mode` says."""
+    """A voter with the services that brokers call; `mode` sets its behaviour."""
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
         self.mode = INACTIVE
-        self.asked = 0
-        self.was_asked = asyncio.Event()
-        self.wakes = asyncio.Event()
-        """Ends the silence of what was asked."""
+        self.calls = 0
+        self.was_called = asyncio.Event()
+        self.resumed = asyncio.Event()
+        """Lets pending calls of a silent voter finish."""
         self.voter: Voter
         self._server = Server(pipeline_of({"Controller": self, "Admin": self, "Quorum": self}))
 
@@ -46,10 +46,10 @@ class Controller:
         await self._server.stop(0)
 
     async def _code(self) -> ErrorCode:
-        self.asked += 1
-        self.was_asked.set()
+        self.calls += 1
+        self.was_called.set()
         if self.mode == SILENT:
-            await self.wakes.wait()
+            await self.resumed.wait()
         return ErrorCode.NONE if self.mode == ACTIVE else ErrorCode.NOT_CONTROLLER
 
     async def broker_heartbeat(self, request: m.BrokerHeartbeatRequest, context: Any) -> m.BrokerHeartbeatResponse:
@@ -66,7 +66,7 @@ class Controller:
 
 
 class Voters:
-    """Three of them and a broker's channel."""
+    """Three voters and the channel of one broker."""
 
     def __init__(self) -> None:
         self.controllers = [Controller(node_id) for node_id in (101, 102, 103)]
@@ -83,191 +83,191 @@ class Voters:
         for controller in self.controllers:
             await controller.stop()
 
-    async def beat(self, timeout_s: float = CALL_S) -> m.BrokerHeartbeatResponse:
-        answer: m.BrokerHeartbeatResponse = await self.channel.call(BROKER_HEARTBEAT, HEARTBEAT, timeout_s)
-        return answer
+    async def heartbeat(self, timeout_s: float = CALL_S) -> m.BrokerHeartbeatResponse:
+        response: m.BrokerHeartbeatResponse = await self.channel.call(BROKER_HEARTBEAT, HEARTBEAT, timeout_s)
+        return response
 
 
 @pytest.fixture
 async def voters(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Voters]:
-    """A voter that answers late is no silent one: see `searches`."""
+    """Three voters, and a search timeout that a slow voter does not exceed; see `short_searches`."""
     monkeypatch.setattr(controller_channel, "SEARCH_TIMEOUT_S", CALL_S)
-    it = Voters()
-    await it.start()
-    yield it
-    await it.stop()
+    running = Voters()
+    await running.start()
+    yield running
+    await running.stop()
 
 
 @pytest.fixture
-def searches(voters: Voters, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is not known to lead has as little time as everywhere."""
+def short_searches(voters: Voters, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restore the short timeout for voters that are not known to lead."""
     monkeypatch.setattr(controller_channel, "SEARCH_TIMEOUT_S", SEARCH_TIMEOUT_S)
 
 
-async def test_a_call_finds_the_active_controller_and_the_next_goes_there_at_once(voters: Voters) -> None:
+async def test_channel_finds_active_controller_and_reuses_it_for_next_call(voters: Voters) -> None:
     first, second, third = voters.controllers
     third.mode = ACTIVE
-    assert (await voters.beat()).error_code == 0
-    assert (first.asked, second.asked, third.asked) == (1, 1, 1)
-    assert (await voters.beat()).error_code == 0
-    assert (first.asked, second.asked, third.asked) == (1, 1, 2)
+    assert (await voters.heartbeat()).error_code == 0
+    assert (first.calls, second.calls, third.calls) == (1, 1, 1)
+    assert (await voters.heartbeat()).error_code == 0
+    assert (first.calls, second.calls, third.calls) == (1, 1, 2)
 
 
-async def test_what_the_quorum_says_is_believed_at_once(voters: Voters) -> None:
+async def test_channel_calls_new_leader_of_quorum_first(voters: Voters) -> None:
     first, second, third = voters.controllers
     third.mode = ACTIVE
     voters.channel.leader_changed(third.voter)
-    assert (await voters.beat()).error_code == 0
-    assert (first.asked, second.asked) == (0, 0)
+    assert (await voters.heartbeat()).error_code == 0
+    assert (first.calls, second.calls) == (0, 0)
 
 
-async def test_a_dead_controller_costs_a_moment(voters: Voters) -> None:
+async def test_channel_fails_over_from_stopped_controller(voters: Voters) -> None:
     first, second, _ = voters.controllers
     second.mode = ACTIVE
     voters.channel.leader_changed(first.voter)
     await first.stop()
     async with asyncio.timeout(SOON_S):
-        assert (await voters.beat()).error_code == 0
+        assert (await voters.heartbeat()).error_code == 0
 
 
-async def test_a_call_to_a_stopped_leader_is_given_up_when_another_one_leads(voters: Voters) -> None:
-    """A stopped process keeps its connection and answers nothing."""
+async def test_channel_abandons_call_to_unresponsive_leader_when_leader_changes(voters: Voters) -> None:
+    """A process that was stopped by a signal keeps its connection and sends no responses."""
     first, _, third = voters.controllers
     first.mode, third.mode = SILENT, ACTIVE
     voters.channel.leader_changed(first.voter)
-    call = asyncio.create_task(voters.beat())
-    await first.was_asked.wait()
+    call = asyncio.create_task(voters.heartbeat())
+    await first.was_called.wait()
     voters.channel.leader_changed(third.voter)
     async with asyncio.timeout(SOON_S):
         assert (await call).error_code == 0
-    assert third.asked == 1
+    assert third.calls == 1
 
 
-@pytest.mark.usefixtures("searches")
-async def test_a_stopped_leader_is_asked_no_longer_than_a_search_takes_once_it_is_doubted(voters: Voters) -> None:
+@pytest.mark.usefixtures("short_searches")
+async def test_channel_limits_call_to_search_timeout_when_leader_becomes_unknown(voters: Voters) -> None:
     first, second, _ = voters.controllers
     first.mode, second.mode = SILENT, ACTIVE
     voters.channel.leader_changed(first.voter)
-    call = asyncio.create_task(voters.beat())
-    await first.was_asked.wait()
+    call = asyncio.create_task(voters.heartbeat())
+    await first.was_called.wait()
     voters.channel.leader_changed(None)
     async with asyncio.timeout(SOON_S):
         assert (await call).error_code == 0
 
 
-@pytest.mark.usefixtures("searches")
-async def test_a_silent_voter_that_does_not_lead_is_passed_by(voters: Voters) -> None:
+@pytest.mark.usefixtures("short_searches")
+async def test_channel_skips_unresponsive_voter_that_is_not_leader(voters: Voters) -> None:
     first, second, _ = voters.controllers
     first.mode, second.mode = SILENT, ACTIVE
     async with asyncio.timeout(SOON_S):
-        assert (await voters.beat()).error_code == 0
+        assert (await voters.heartbeat()).error_code == 0
 
 
-async def test_a_leader_that_is_not_active_yet_is_waited_for(voters: Voters) -> None:
+async def test_channel_waits_for_leader_to_become_active(voters: Voters) -> None:
     first, second, third = voters.controllers
     voters.channel.leader_changed(second.voter)
-    call = asyncio.create_task(voters.beat())
-    await second.was_asked.wait()
+    call = asyncio.create_task(voters.heartbeat())
+    await second.was_called.wait()
     second.mode = ACTIVE
     async with asyncio.timeout(SOON_S):
         assert (await call).error_code == 0
-    assert (first.asked, third.asked) == (0, 0)
+    assert (first.calls, third.calls) == (0, 0)
 
 
-async def test_without_an_active_controller_the_last_answer_is_given_in_time(
+async def test_channel_returns_last_response_if_no_controller_is_active(
     voters: Voters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In time is before there is no more time for another attempt, which here is after the second one."""
+    """The channel returns before the call times out: the backoff leaves no time for a third attempt."""
     first, second, third = voters.controllers
     second.mode = SILENT
-    call = asyncio.create_task(voters.beat())
-    await second.was_asked.wait()
+    call = asyncio.create_task(voters.heartbeat())
+    await second.was_called.wait()
     monkeypatch.setattr(controller_channel, "RETRY_BACKOFF_S", CALL_S)
     second.mode = INACTIVE
-    second.wakes.set()
+    second.resumed.set()
     async with asyncio.timeout(SOON_S):
         assert (await call).error_code == ErrorCode.NOT_CONTROLLER
-    assert (first.asked, second.asked, third.asked) == (1, 1, 0)
+    assert (first.calls, second.calls, third.calls) == (1, 1, 0)
 
 
-async def test_without_any_answer_the_call_fails_in_time(voters: Voters) -> None:
+async def test_channel_call_times_out_if_no_voter_responds(voters: Voters) -> None:
     for controller in voters.controllers:
         controller.mode = SILENT
     async with asyncio.timeout(SOON_S):
         with pytest.raises(TransportError):
-            await voters.beat(0.3)
+            await voters.heartbeat(0.3)
 
 
-async def test_a_call_that_was_repeated_says_so(voters: Voters) -> None:
+async def test_channel_marks_response_of_repeated_call(voters: Voters) -> None:
     first, second, _ = voters.controllers
     first.mode = ACTIVE
     request = m.CreateTopicsRequest([m.CreatableTopic("t")], 1000)
-    answer = await voters.channel.forward(CREATE_TOPICS, request, CALL_S)
-    assert not answer.is_repeated
+    response = await voters.channel.forward(CREATE_TOPICS, request, CALL_S)
+    assert not response.is_repeated
     first.mode, second.mode = SILENT, ACTIVE
-    first.was_asked.clear()
+    first.was_called.clear()
     call = asyncio.create_task(voters.channel.forward(CREATE_TOPICS, request, CALL_S))
-    await first.was_asked.wait()
+    await first.was_called.wait()
     voters.channel.leader_changed(second.voter)
-    answer = await call
-    assert answer.is_repeated
-    assert answer.response.topics[0].error_code == 0
+    response = await call
+    assert response.is_repeated
+    assert response.response.topics[0].error_code == 0
 
 
-async def test_a_stream_that_breaks_is_opened_again_where_it_was(voters: Voters) -> None:
+async def test_channel_reopens_broken_stream_to_same_controller(voters: Voters) -> None:
     first, second, third = voters.controllers
     second.mode = ACTIVE
     voters.channel.leader_changed(second.voter)
 
-    async def beat() -> int:
-        answer = await voters.channel.call(BROKER_HEARTBEAT, HEARTBEAT, CALL_S, streaming=True)
-        return int(answer.error_code)
+    async def heartbeat() -> int:
+        response = await voters.channel.call(BROKER_HEARTBEAT, HEARTBEAT, CALL_S, streaming=True)
+        return int(response.error_code)
 
-    assert await beat() == 0
+    assert await heartbeat() == 0
     for _ in range(3):
-        # Another call has failed: the channel looks elsewhere, but the stream stays.
+        # A failed call of another kind moves the channel to the next voter. The stream stays open.
         voters.channel._try_next_voter(voters.channel.voter)
-        assert await beat() == 0
+        assert await heartbeat() == 0
         ((stream,),) = voters.pool.get(second.voter.address)._idle_streams.values()
         stream.cancel()
-        assert await beat() == 0
-    assert (first.asked, third.asked) == (0, 0)
+        assert await heartbeat() == 0
+    assert (first.calls, third.calls) == (0, 0)
     await second.stop()
     third.mode = ACTIVE
-    assert await beat() == 0
+    assert await heartbeat() == 0
 
 
-async def test_many_calls_that_fail_together_move_the_channel_once(voters: Voters) -> None:
+async def test_concurrent_failed_calls_move_channel_to_next_voter_once(voters: Voters) -> None:
     first, second, third = voters.controllers
     second.mode = ACTIVE
-    answers = await asyncio.gather(*(voters.beat() for _ in range(50)))
-    assert all(answer.error_code == 0 for answer in answers)
-    assert third.asked == 0, "one that failed later than the others moved it on"
+    responses = await asyncio.gather(*(voters.heartbeat() for _ in range(50)))
+    assert all(response.error_code == 0 for response in responses)
+    assert third.calls == 0, "a call that failed later moved the channel again"
     assert voters.channel.voter == second.voter
-    assert 1 <= first.asked <= 50  # on a busy machine some have not come so far
+    assert 1 <= first.calls <= 50  # on a slow machine, some calls start after the move
 
 
-@pytest.mark.usefixtures("searches")
-async def test_a_quorum_of_one_is_waited_for(voters: Voters) -> None:
-    """Nobody else could answer, so what it was asked is not asked again before it had its time."""
+@pytest.mark.usefixtures("short_searches")
+async def test_channel_waits_for_only_voter_instead_of_repeating_call(voters: Voters) -> None:
+    """The quorum has no other voter to try, so the call keeps its full timeout."""
     (only, *_) = voters.controllers
     only.mode = SILENT
     channel = ControllerChannel((only.voter,), voters.pool)
     channel.leader_changed(only.voter)
     call = asyncio.create_task(channel.call(BROKER_HEARTBEAT, HEARTBEAT, CALL_S))
-    await only.was_asked.wait()
+    await only.was_called.wait()
     channel.leader_changed(None)
-    await asyncio.sleep(SEARCH_TIMEOUT_S + 0.2)  # an attempt with little time has ended, and was repeated
+    await asyncio.sleep(SEARCH_TIMEOUT_S + 0.2)  # an attempt with the search timeout would have been repeated
     only.mode = ACTIVE
-    only.wakes.set()
+    only.resumed.set()
     assert (await call).error_code == 0
-    assert only.asked == 1
+    assert only.calls == 1
 
 
-async def test_describe_quorum_goes_to_the_leader(voters: Voters) -> None:
+async def test_channel_sends_describe_quorum_to_active_controller(voters: Voters) -> None:
     voters.controllers[1].mode = ACTIVE
-    answer = await voters.channel.call(find_api("DescribeQuorum"), m.DescribeQuorumRequest(), CALL_S)
-    assert answer.topics[0].partitions[0].leader_id == 102
+    response = await voters.channel.call(find_api("DescribeQuorum"), m.DescribeQuorumRequest(), CALL_S)
+    assert response.topics[0].partitions[0].leader_id == 102
 
 
 @pytest.mark.parametrize(
@@ -290,6 +290,6 @@ async def test_describe_quorum_goes_to_the_leader(voters: Voters) -> None:
         (m.AlterPartitionResponse(error_code=ErrorCode.NOT_CONTROLLER), True),
     ],
 )
-def test_who_is_inactive_is_told_by_every_kind_of_answer(response: Any, inactive: bool) -> None:
+def test_is_inactive_detects_not_controller_in_every_response_type(response: Any, inactive: bool) -> None:
     api = next(api for api in APIS if type(response) is api.response)
     assert is_inactive(api, response) is inactive

@@ -1,11 +1,11 @@
-"""A leader epoch is in no CRC: a replica whose unsynced batch was damaged there comes back, and nothing is lost."""
+"""Replicas recover from a damaged leader epoch, which the CRC of a batch does not cover, without losing records."""
 
 from __future__ import annotations
 
 from kipmesh.core.metadata import elections
 from kipmesh.core.metadata.elections import LogEnd
 from kipmesh.core.metadata.states import PartitionState
-from tests.unit.broker.conftest_broker import Mesh
+from tests.unit.broker.conftest_broker import BrokerCluster
 from tests.unit.broker.test_broker_failures import (
     acknowledged,
     batch,
@@ -17,51 +17,51 @@ from tests.unit.broker.test_broker_failures import (
     values,
 )
 
-EPOCH_AT = 12
+EPOCH_POSITION = 12
 RECORDS = 10
 
 
-async def filled(mesh: Mesh, topic: str) -> bytes:
-    topic_id = await mesh.create(topic)
+async def create_with_records(cluster: BrokerCluster, topic: str) -> bytes:
+    topic_id = await cluster.create(topic)
     for number in range(RECORDS):
-        await acknowledged(mesh, topic, topic_id, b"%d" % number)
-    await in_sync(mesh, topic_id, 1, 2, 3)
+        await acknowledged(cluster, topic, topic_id, b"%d" % number)
+    await in_sync(cluster, topic_id, 1, 2, 3)
     return topic_id
 
 
-def damage(mesh: Mesh, broker: int, topic: str, offset: int) -> None:
-    """One bit of the batch at an offset; all batches have the same size, and were not synced."""
-    (path,) = (mesh.folder / f"broker-{broker}").glob(f"{topic}-0/*.log")
+def damage(cluster: BrokerCluster, broker: int, topic: str, offset: int) -> None:
+    """Flip a bit in the leader epoch of the batch at `offset`. All batches have the same size; none is synced."""
+    (path,) = (cluster.directory / f"broker-{broker}").glob(f"{topic}-0/*.log")
     data = bytearray(path.read_bytes())
-    data[offset * len(batch(b"0")) + EPOCH_AT + 1] ^= 0x80
+    data[offset * len(batch(b"0")) + EPOCH_POSITION + 1] ^= 0x80
     path.write_bytes(data)
 
 
-async def test_a_follower_drops_an_epoch_that_never_was(mesh: Mesh) -> None:
-    topic_id = await filled(mesh, "damaged")
-    for offset in (RECORDS - 1, 4, 0):  # the last batch, one in the middle, the first
-        await kill(mesh, 2)
-        damage(mesh, 2, "damaged", offset)
-        await restart(mesh, 2)
-        await in_sync(mesh, topic_id, 1, 2, 3)
-    assert values(log_bytes(mesh, 2, topic_id)) == [b"%d" % number for number in range(RECORDS)]
-    replica = mesh.brokers[2].hosted_replicas.get(topic_id, 0)
+async def test_follower_recovers_from_damaged_leader_epoch(cluster: BrokerCluster) -> None:
+    topic_id = await create_with_records(cluster, "damaged")
+    for offset in (RECORDS - 1, 4, 0):  # last, middle and first batch
+        await kill(cluster, 2)
+        damage(cluster, 2, "damaged", offset)
+        await restart(cluster, 2)
+        await in_sync(cluster, topic_id, 1, 2, 3)
+    assert values(log_bytes(cluster, 2, topic_id)) == [b"%d" % number for number in range(RECORDS)]
+    replica = cluster.brokers[2].hosted_replicas.get(topic_id, 0)
     assert replica.log.latest_epoch == replica.leader_epoch
 
 
-async def test_after_a_power_cut_a_damaged_epoch_does_not_lead(mesh: Mesh) -> None:
-    topic_id = await filled(mesh, "outage")
-    await power_cut(mesh)
-    damage(mesh, 1, "outage", 4)
+async def test_replica_with_damaged_leader_epoch_is_not_elected_after_power_cut(cluster: BrokerCluster) -> None:
+    topic_id = await create_with_records(cluster, "outage")
+    await power_cut(cluster)
+    damage(cluster, 1, "outage", 4)
     for broker in (1, 2, 3):
-        await mesh.start_broker(broker)
-    await mesh.ready(1, 2, 3)
-    await acknowledged(mesh, "outage", topic_id, b"after")
-    await in_sync(mesh, topic_id, 1, 2, 3)
-    assert values(log_bytes(mesh, 1, topic_id)) == [*(b"%d" % number for number in range(RECORDS)), b"after"]
+        await cluster.start_broker(broker)
+    await cluster.ready(1, 2, 3)
+    await acknowledged(cluster, "outage", topic_id, b"after")
+    await in_sync(cluster, topic_id, 1, 2, 3)
+    assert values(log_bytes(cluster, 1, topic_id)) == [*(b"%d" % number for number in range(RECORDS)), b"after"]
 
 
-def test_an_epoch_above_the_partition_s_makes_the_least_log() -> None:
+def test_election_ranks_log_with_epoch_above_partition_epoch_last() -> None:
     def elected(leader_epoch: int, **ends: LogEnd) -> int:
         members = tuple(int(name[1:]) for name in ends)
         state = PartitionState(

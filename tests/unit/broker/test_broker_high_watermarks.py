@@ -1,4 +1,4 @@
-"""After a loss that the rules allow, what takes the offsets of the lost records does not pass for committed."""
+"""Checkpoints of high watermarks: records that replace lost ones do not count as committed after a restart."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 class InlineDisk(Disk):
-    """Work is done at once; `before` it something else may happen, or the disk may fail."""
+    """A disk that runs work inline, after the hook `before`, which may change state or raise."""
 
     def __init__(self) -> None:
         self.before: Callable[[], object] = lambda: None
@@ -33,8 +33,8 @@ class InlineDisk(Disk):
         return work()
 
 
-class Machine:
-    """One replica of a partition, and the broker's processes on its disk."""
+class ReplicaFixture:
+    """One replica of a partition on a disk that survives restarts of the broker."""
 
     def __init__(self) -> None:
         self.fs = FaultyFileSystem()
@@ -80,99 +80,99 @@ class Machine:
         await self.dirty_replicas.checkpoint_high_watermarks(self.manager, self.disk)
 
 
-async def ten_committed() -> Machine:
-    machine = Machine()
-    machine.lead(0, min_isr=1)
-    machine.append(10)
-    assert machine.replica.high_watermark == 10
-    await machine.checkpoint()
-    return machine
+async def with_ten_committed() -> ReplicaFixture:
+    fixture = ReplicaFixture()
+    fixture.lead(0, min_isr=1)
+    fixture.append(10)
+    assert fixture.replica.high_watermark == 10
+    await fixture.checkpoint()
+    return fixture
 
 
-def refused(work: Callable[[], object]) -> None:
+def assert_refused(work: Callable[[], object]) -> None:
     with pytest.raises(KafkaError) as raised:
         work()
     assert raised.value.code == ErrorCode.KAFKA_STORAGE_ERROR
 
 
-async def test_a_checkpoint_above_the_log_is_lowered_before_the_log_grows() -> None:
-    machine = await ten_committed()
-    machine.log.truncate_to(7)  # as a power cut takes what was not synced
-    machine.kill()
-    assert machine.replica.high_watermark == 7
-    machine.lead(1, min_isr=2)
-    refused(lambda: machine.append(1))
-    assert machine.dirty_replicas.must_checkpoint
-    await machine.checkpoint()
-    assert not machine.dirty_replicas.must_checkpoint
-    machine.append(2)
-    assert (machine.log.log_end_offset, machine.replica.high_watermark) == (9, 7)
-    machine.kill()
-    assert (machine.log.log_end_offset, machine.replica.high_watermark) == (9, 7)  # 7 and 8 were never committed
+async def test_leader_refuses_appends_until_checkpoint_above_log_end_is_lowered() -> None:
+    fixture = await with_ten_committed()
+    fixture.log.truncate_to(7)  # a power cut lost unsynced records
+    fixture.kill()
+    assert fixture.replica.high_watermark == 7
+    fixture.lead(1, min_isr=2)
+    assert_refused(lambda: fixture.append(1))
+    assert fixture.dirty_replicas.must_checkpoint
+    await fixture.checkpoint()
+    assert not fixture.dirty_replicas.must_checkpoint
+    fixture.append(2)
+    assert (fixture.log.log_end_offset, fixture.replica.high_watermark) == (9, 7)
+    fixture.kill()
+    assert (fixture.log.log_end_offset, fixture.replica.high_watermark) == (9, 7)  # offsets 7 and 8 are not committed
 
 
-async def test_a_checkpoint_within_the_log_costs_nothing() -> None:
-    machine = await ten_committed()
-    machine.kill()
-    assert machine.replica.high_watermark == 10
-    assert not machine.replica.must_checkpoint
-    assert not machine.dirty_replicas.high_watermarks
+async def test_checkpoint_within_log_needs_no_rewrite() -> None:
+    fixture = await with_ten_committed()
+    fixture.kill()
+    assert fixture.replica.high_watermark == 10
+    assert not fixture.replica.must_checkpoint
+    assert not fixture.dirty_replicas.high_watermarks
 
 
-async def test_a_follower_that_is_cut_below_its_high_watermark_waits_for_the_checkpoint() -> None:
-    machine = await ten_committed()
-    machine.follow(1)
-    machine.replica.truncate_diverged(EpochEndOffset(0, 6))
-    refused(lambda: machine.replicate(1, 6))
-    machine.replica.append_from_leader(PartitionData(0, high_watermark=6), 1)  # no records: nothing grows
-    await machine.checkpoint()
-    machine.replicate(1, 6)
-    machine.replicate(1, 6)
-    machine.kill()
-    assert (machine.log.log_end_offset, machine.replica.high_watermark) == (8, 6)
+async def test_follower_truncated_below_high_watermark_appends_after_checkpoint() -> None:
+    fixture = await with_ten_committed()
+    fixture.follow(1)
+    fixture.replica.truncate_diverged(EpochEndOffset(0, 6))
+    assert_refused(lambda: fixture.replicate(1, 6))
+    fixture.replica.append_from_leader(PartitionData(0, high_watermark=6), 1)  # a response without records is accepted
+    await fixture.checkpoint()
+    fixture.replicate(1, 6)
+    fixture.replicate(1, 6)
+    fixture.kill()
+    assert (fixture.log.log_end_offset, fixture.replica.high_watermark) == (8, 6)
 
 
-async def test_a_follower_that_starts_over_below_its_high_watermark_waits_too() -> None:
-    machine = await ten_committed()
-    machine.follow(1)
-    machine.replica.raise_log_start(10)
-    assert machine.replica.restart_in_range(4, 6)
-    assert machine.replica.high_watermark == 4
-    refused(lambda: machine.replicate(1, 6))
-    await machine.checkpoint()
-    machine.replicate(1, 4)
+async def test_follower_restarted_below_high_watermark_appends_after_checkpoint() -> None:
+    fixture = await with_ten_committed()
+    fixture.follow(1)
+    fixture.replica.raise_log_start(10)
+    assert fixture.replica.restart_in_range(4, 6)
+    assert fixture.replica.high_watermark == 4
+    assert_refused(lambda: fixture.replicate(1, 6))
+    await fixture.checkpoint()
+    fixture.replicate(1, 4)
 
 
-async def test_a_cut_above_the_high_watermark_waits_for_nothing() -> None:
-    machine = await ten_committed()
-    machine.follow(1)
-    machine.replicate(1, 10)
-    machine.replica.truncate_diverged(EpochEndOffset(0, 10))
-    assert not machine.replica.must_checkpoint
+async def test_truncation_above_high_watermark_needs_no_checkpoint() -> None:
+    fixture = await with_ten_committed()
+    fixture.follow(1)
+    fixture.replicate(1, 10)
+    fixture.replica.truncate_diverged(EpochEndOffset(0, 10))
+    assert not fixture.replica.must_checkpoint
 
 
-async def test_a_checkpoint_that_fails_is_still_to_be_written() -> None:
-    machine = await ten_committed()
-    machine.follow(1)
-    machine.replica.truncate_diverged(EpochEndOffset(0, 6))
+async def test_failed_checkpoint_stays_pending() -> None:
+    fixture = await with_ten_committed()
+    fixture.follow(1)
+    fixture.replica.truncate_diverged(EpochEndOffset(0, 6))
 
     def fail() -> None:
         raise StorageError("no space left")
 
-    machine.disk.before = fail
+    fixture.disk.before = fail
     with pytest.raises(StorageError):
-        await machine.checkpoint()
-    assert machine.dirty_replicas.must_checkpoint
-    refused(lambda: machine.replicate(1, 6))
+        await fixture.checkpoint()
+    assert fixture.dirty_replicas.must_checkpoint
+    assert_refused(lambda: fixture.replicate(1, 6))
 
 
-async def test_a_cut_while_the_checkpoint_is_written_needs_another_one() -> None:
-    machine = await ten_committed()
-    machine.follow(1)
-    machine.replica.truncate_diverged(EpochEndOffset(0, 6))
-    machine.disk.before = lambda: machine.replica.truncate_diverged(EpochEndOffset(0, 5))
-    await machine.checkpoint()
-    assert machine.dirty_replicas.must_checkpoint
-    machine.disk.before = lambda: None
-    await machine.checkpoint()
-    assert not machine.replica.must_checkpoint
+async def test_truncation_during_checkpoint_needs_another_checkpoint() -> None:
+    fixture = await with_ten_committed()
+    fixture.follow(1)
+    fixture.replica.truncate_diverged(EpochEndOffset(0, 6))
+    fixture.disk.before = lambda: fixture.replica.truncate_diverged(EpochEndOffset(0, 5))
+    await fixture.checkpoint()
+    assert fixture.dirty_replicas.must_checkpoint
+    fixture.disk.before = lambda: None
+    await fixture.checkpoint()
+    assert not fixture.replica.must_checkpoint

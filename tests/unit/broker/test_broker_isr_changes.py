@@ -1,4 +1,4 @@
-"""AlterPartition from a leader: what was decided is asked for, once, and counted until the answer is certain."""
+"""ISR changes of a leader: it sends AlterPartition and counts the maximal ISR until the outcome is certain."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ TOPIC_ID = b"t" * 16
 
 
 class Leader:
-    """Broker 1 leads with ISR {1, 2}; 3 follows. `answers` say what the controller does with each request."""
+    """Broker 1 leads with ISR {1, 2}; broker 3 follows. `responses` compute the responses of the controller."""
 
-    def __init__(self, folder: Path) -> None:
-        self.manager = LogManager(RealFileSystem(), (str(folder),), cluster_id="c", node_id=1, defaults=TopicConfig())
+    def __init__(self, directory: Path) -> None:
+        self.manager = LogManager(
+            RealFileSystem(), (str(directory),), cluster_id="c", node_id=1, defaults=TopicConfig()
+        )
         self.manager.load(0)
         log = self.manager.create("t", 0, TOPIC_ID, TopicConfig(), 0)
         image = MetadataImage()
@@ -55,26 +57,28 @@ class Leader:
             batch = build([(None, b"v")], base_offset=0, leader_epoch=-1, timestamp_ms=1)
             self.replica.append(batch, -1, 1)
         self.requests: list[m.AlterPartitionRequest] = []
-        self.answers: list[Callable[[m.AlterPartitionRequest], m.AlterPartitionResponse]] = []
+        self.responses: list[Callable[[m.AlterPartitionRequest], m.AlterPartitionResponse]] = []
         metrics = BrokerMetrics(CollectorRegistry())
         self.changes = IsrChanges(1, self.hosted_replicas, self, metrics, lambda: 101, lambda: 1000)  # type: ignore[arg-type]
 
     async def call(self, api: Api, request: Any, timeout_s: float) -> Any:
         self.requests.append(request)
-        if not self.answers:
+        if not self.responses:
             await asyncio.sleep(3600)
-        return self.answers.pop(0)(request)
+        return self.responses.pop(0)(request)
 
     def fetch(self, broker: int, offset: int) -> None:
-        asked = m.FetchPartition(0, 0, offset, 0 if offset else -1, 0, 1000)
-        result = read_for_follower(self.replica, asked, broker, self.hosted_replicas.broker_epoch(broker), 1000, True)
+        requested = m.FetchPartition(0, 0, offset, 0 if offset else -1, 0, 1000)
+        result = read_for_follower(
+            self.replica, requested, broker, self.hosted_replicas.broker_epoch(broker), 1000, True
+        )
         assert result.data.error_code == 0
         join = self.replica.isr_to_join(broker) if result.again else None
         if join is not None:
             self.changes.propose(self.replica, join)
 
     async def run(self, requests: int = 1) -> None:
-        """Until there were so many requests and all is done; then a while longer, in which there might be more."""
+        """Run until `requests` requests were sent, then long enough for a retry to appear."""
         task = asyncio.create_task(self.changes.run())
         await until(lambda: len(self.requests) >= requests, f"{requests} requests")
         await asyncio.sleep(4 * RETRY_BACKOFF_S)
@@ -92,31 +96,31 @@ def unavailable(request: m.AlterPartitionRequest) -> m.AlterPartitionResponse:
 
 @pytest.fixture
 def leader(tmp_path: Path) -> Any:
-    it = Leader(tmp_path)
-    yield it
-    it.manager.abandon()
+    running = Leader(tmp_path)
+    yield running
+    running.manager.abandon()
 
 
-def asked(request: m.AlterPartitionRequest) -> m.AlterPartitionPartition:
+def requested_partition(request: m.AlterPartitionRequest) -> m.AlterPartitionPartition:
     return request.topics[0].partitions[0]
 
 
-async def test_a_retry_names_the_registration_that_fetched(leader: Leader) -> None:
+async def test_alter_partition_retry_names_broker_epoch_of_fetch(leader: Leader) -> None:
     def restart(request: m.AlterPartitionRequest) -> m.AlterPartitionResponse:
-        leader.hosted_replicas.image.brokers[3] = registered(3, 199)  # it came back, perhaps empty
+        leader.hosted_replicas.image.brokers[3] = registered(3, 199)  # a restart, perhaps with an empty log
         return unavailable(request)
 
-    leader.answers.append(restart)
+    leader.responses.append(restart)
     leader.fetch(2, 10)
     leader.fetch(3, 10)
     await leader.run(2)
     assert len(leader.requests) == 2
-    assert m.IsrMember(3, 103) in asked(leader.requests[1]).new_isr_with_epochs
+    assert m.IsrMember(3, 103) in requested_partition(leader.requests[1]).new_isr_with_epochs
 
 
-async def test_one_that_was_caught_up_and_comes_back_without_its_tail_leaves_by_time(leader: Leader) -> None:
+async def test_follower_that_lost_its_tail_leaves_isr_after_lag_time(leader: Leader) -> None:
     leader.fetch(2, 10)
-    leader.behind.clear()  # what the housekeeping does where everybody has everything
+    leader.behind.clear()  # as maintenance does if all followers are caught up
     leader.fetch(2, 9)
     assert leader.replica in leader.behind
     may_change, change = leader.replica.check_lag(1000 + 30_001)
@@ -125,12 +129,12 @@ async def test_one_that_was_caught_up_and_comes_back_without_its_tail_leaves_by_
     assert 2 not in change.isr
 
 
-async def test_newer_news_ends_what_was_asked_before(leader: Leader) -> None:
-    def news(request: m.AlterPartitionRequest) -> m.AlterPartitionResponse:
+async def test_newer_isr_from_metadata_cancels_pending_change(leader: Leader) -> None:
+    def change_isr(request: m.AlterPartitionRequest) -> m.AlterPartitionResponse:
         leader.replica.isr_changed((1, 2), 7)
         return unavailable(request)
 
-    leader.answers.append(news)
+    leader.responses.append(change_isr)
     leader.fetch(2, 10)
     leader.fetch(3, 10)
     await leader.run()
@@ -140,23 +144,25 @@ async def test_newer_news_ends_what_was_asked_before(leader: Leader) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "still_counts"), [(ErrorCode.INELIGIBLE_REPLICA, False), (ErrorCode.INVALID_UPDATE_VERSION, True)]
+    ("code", "is_pending"), [(ErrorCode.INELIGIBLE_REPLICA, False), (ErrorCode.INVALID_UPDATE_VERSION, True)]
 )
-async def test_only_a_certain_refusal_stops_the_counting(leader: Leader, code: ErrorCode, still_counts: bool) -> None:
-    answer = m.AlterPartitionPartitionResponse(0, code)
-    topics = [m.AlterPartitionTopicResponse(TOPIC_ID, [answer])]
-    leader.answers.append(lambda request: m.AlterPartitionResponse(topics=topics))
+async def test_leader_drops_pending_isr_only_after_definite_refusal(
+    leader: Leader, code: ErrorCode, is_pending: bool
+) -> None:
+    response = m.AlterPartitionPartitionResponse(0, code)
+    topics = [m.AlterPartitionTopicResponse(TOPIC_ID, [response])]
+    leader.responses.append(lambda request: m.AlterPartitionResponse(topics=topics))
     leader.fetch(2, 10)
     leader.fetch(3, 10)
     await leader.run()
     assert leader.replica.leader is not None
-    assert (leader.replica.leader.pending is not None) is still_counts
+    assert (leader.replica.leader.pending is not None) is is_pending
 
 
-async def test_an_answer_of_success_is_the_new_isr(leader: Leader) -> None:
-    answer = m.AlterPartitionPartitionResponse(0, 0, 1, 0, (1, 2, 3), 0, 1)
-    topics = [m.AlterPartitionTopicResponse(TOPIC_ID, [answer])]
-    leader.answers.append(lambda request: m.AlterPartitionResponse(topics=topics))
+async def test_successful_alter_partition_response_sets_isr(leader: Leader) -> None:
+    response = m.AlterPartitionPartitionResponse(0, 0, 1, 0, (1, 2, 3), 0, 1)
+    topics = [m.AlterPartitionTopicResponse(TOPIC_ID, [response])]
+    leader.responses.append(lambda request: m.AlterPartitionResponse(topics=topics))
     leader.fetch(2, 10)
     leader.fetch(3, 10)
     await leader.run()
@@ -164,21 +170,21 @@ async def test_an_answer_of_success_is_the_new_isr(leader: Leader) -> None:
     assert leader.replica.leader.isr == {1, 2, 3}
 
 
-async def test_a_success_in_a_newer_leader_epoch_waits_for_the_metadata_log(leader: Leader) -> None:
-    """The change has completed a reassignment: the same again would be fenced."""
-    answer = m.AlterPartitionPartitionResponse(0, 0, 1, 1, (1, 2, 3), 0, 1)
-    topics = [m.AlterPartitionTopicResponse(TOPIC_ID, [answer])]
-    leader.answers.append(lambda request: m.AlterPartitionResponse(topics=topics))
+async def test_response_with_newer_leader_epoch_waits_for_metadata_log(leader: Leader) -> None:
+    """The change completed a reassignment. A retry in the old epoch would be fenced."""
+    response = m.AlterPartitionPartitionResponse(0, 0, 1, 1, (1, 2, 3), 0, 1)
+    topics = [m.AlterPartitionTopicResponse(TOPIC_ID, [response])]
+    leader.responses.append(lambda request: m.AlterPartitionResponse(topics=topics))
     leader.fetch(2, 10)
     leader.fetch(3, 10)
     await leader.run()
     assert len(leader.requests) == 1
     assert leader.replica.leader is not None
-    assert leader.replica.leader.maximal_isr == {1, 2, 3}, "both count until the log tells"
+    assert leader.replica.leader.maximal_isr == {1, 2, 3}, "both followers count until the metadata log has the change"
 
 
-def test_acks_of_an_earlier_leadership_are_not_given_by_a_later_one(leader: Leader) -> None:
-    """Between append and answer the broker was deposed, truncated, and led again: the offset is another record's."""
+def test_leader_does_not_acknowledge_append_of_its_earlier_epoch(leader: Leader) -> None:
+    """The broker lost and regained leadership after the append, so the offset may hold a different record."""
     codes: list[ErrorCode] = []
     leader.fetch(2, 10)
     assert leader.replica.high_watermark == 10
@@ -193,39 +199,39 @@ def test_acks_of_an_earlier_leadership_are_not_given_by_a_later_one(leader: Lead
     assert codes == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
 
 
-def test_waiters_are_answered_in_the_order_of_offsets(leader: Leader) -> None:
-    """One whose fsync took longer waits from later on, and is not held up by the others."""
-    answered: list[int] = []
+def test_replication_waiters_complete_in_offset_order(leader: Leader) -> None:
+    """A waiter that registers late, after a slow fsync, does not wait for higher offsets."""
+    completed: list[int] = []
     for offset in (9, 3, 6):
-        leader.replica.when_replicated(offset, 0, lambda code, offset=offset: answered.append(offset))
+        leader.replica.when_replicated(offset, 0, lambda code, offset=offset: completed.append(offset))
     leader.fetch(2, 5)
-    assert answered == [3]
+    assert completed == [3]
     leader.fetch(2, 10)
-    assert answered == [3, 6, 9]
+    assert completed == [3, 6, 9]
 
 
-async def test_a_late_refusal_does_not_end_what_was_asked_since(leader: Leader) -> None:
-    """News clears the first change, a fetch asks for a second one, and only then the first is refused."""
+async def test_late_refusal_does_not_cancel_newer_change(leader: Leader) -> None:
+    """The metadata cancels the first change and a fetch proposes the second before the first is refused."""
 
     def overtaken(request: m.AlterPartitionRequest) -> m.AlterPartitionResponse:
         leader.replica.isr_changed((1, 2), 1)
         leader.fetch(3, 10)
-        answer = m.AlterPartitionPartitionResponse(0, ErrorCode.INVALID_UPDATE_VERSION)
-        return m.AlterPartitionResponse(topics=[m.AlterPartitionTopicResponse(TOPIC_ID, [answer])])
+        response = m.AlterPartitionPartitionResponse(0, ErrorCode.INVALID_UPDATE_VERSION)
+        return m.AlterPartitionResponse(topics=[m.AlterPartitionTopicResponse(TOPIC_ID, [response])])
 
-    leader.answers.append(overtaken)
+    leader.responses.append(overtaken)
     leader.fetch(2, 10)
     leader.fetch(3, 10)
     await leader.run(2)
-    assert [asked(request).partition_epoch for request in leader.requests] == [0, 1]
+    assert [requested_partition(request).partition_epoch for request in leader.requests] == [0, 1]
 
 
-async def test_an_error_that_says_nothing_final_is_asked_again(leader: Leader) -> None:
+async def test_leader_retries_alter_partition_after_unknown_error(leader: Leader) -> None:
     def failed(request: m.AlterPartitionRequest) -> m.AlterPartitionResponse:
-        answer = m.AlterPartitionPartitionResponse(0, ErrorCode.UNKNOWN_SERVER_ERROR)
-        return m.AlterPartitionResponse(topics=[m.AlterPartitionTopicResponse(TOPIC_ID, [answer])])
+        response = m.AlterPartitionPartitionResponse(0, ErrorCode.UNKNOWN_SERVER_ERROR)
+        return m.AlterPartitionResponse(topics=[m.AlterPartitionTopicResponse(TOPIC_ID, [response])])
 
-    leader.answers += [failed, lambda request: m.AlterPartitionResponse()]
+    leader.responses += [failed, lambda request: m.AlterPartitionResponse()]
     leader.fetch(2, 10)
     leader.fetch(3, 10)
     await leader.run(3)

@@ -1,4 +1,4 @@
-"""What a broker makes of metadata that comes all at once, from a snapshot: logs, roles, and what is to go."""
+"""MetadataPublisher applies images from snapshots: logs, roles, and replicas to delete."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from kipmesh.storage.log_manager import LogManager
 from kipmesh.transport.grpc.client import ConnectionPool
 from tests.unit.broker.broker_images import ImageBuilder, topic_id_of
 
-ME = 1
+BROKER_ID = 1
 A, B, C = (topic_id_of(number) for number in (1, 2, 3))
 
 
 class Broker:
-    """Broker 1 without a network: logs, replicas, publisher."""
+    """Logs, replicas and publisher of broker 1, without a network."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, directory: Path) -> None:
         config = BrokerConfig.parse(
             {
-                "node.id": ME,
+                "node.id": BROKER_ID,
                 "cluster.id": "c",
                 "controller.quorum.voters": "100@127.0.0.1:1",
-                "log.dirs": str(folder),
+                "log.dirs": str(directory),
                 "replica.fetch.backoff.ms": 10_000,
             }
         )
-        self.folder = folder
+        self.directory = directory
         self.pool = ConnectionPool("tests")
         self.disk = Disk("tests")
         self.hosted_replicas = HostedReplicas(MetadataImage())
         self.logs = LogManager(
-            RealFileSystem(), (str(folder),), cluster_id="c", node_id=ME, defaults=config.topic_defaults()
+            RealFileSystem(), (str(directory),), cluster_id="c", node_id=BROKER_ID, defaults=config.topic_defaults()
         )
         self.logs.load(0)
         log_dirs: Any = None  # no directory fails
@@ -63,7 +63,7 @@ class Broker:
             log_dirs=log_dirs,
         )
         self.published = 0
-        self.publisher = MetadataPublisher(ME, self.replicas, self._published)
+        self.publisher = MetadataPublisher(BROKER_ID, self.replicas, self._published)
 
     async def _published(self) -> None:
         self.published += 1
@@ -75,25 +75,25 @@ class Broker:
         await self.pool.close()
 
     async def replace(self, image: MetadataImage) -> None:
-        """As the loader does after a snapshot."""
+        """Publish an image as the loader does after a snapshot."""
         await self.publisher.publish(image, difference(self.hosted_replicas.image, image))
 
     def hosted(self) -> dict[tuple[bytes, int], tuple[bool, int]]:
-        """Partition -> whether it is led here, and its leader epoch."""
+        """Return (is_leader, leader_epoch) of each hosted partition."""
         return {
             (replica.topic_id, replica.partition): (replica.leader is not None, replica.leader_epoch)
             for replica in self.hosted_replicas
         }
 
-    def folders(self, ending: str = "") -> set[str]:
-        return {path.name.partition(".")[0] for path in self.folder.iterdir() if path.name.endswith(ending)}
+    def directories(self, suffix: str = "") -> set[str]:
+        return {path.name.partition(".")[0] for path in self.directory.iterdir() if path.name.endswith(suffix)}
 
 
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    it = Broker(tmp_path)
-    yield it
-    await it.stop()
+    running = Broker(tmp_path)
+    yield running
+    await running.stop()
 
 
 def first_image() -> ImageBuilder:
@@ -103,7 +103,7 @@ def first_image() -> ImageBuilder:
     return builder
 
 
-async def test_nothing_is_published_before_the_own_registration_is_in_the_image(broker: Broker) -> None:
+async def test_publisher_withholds_images_without_registration_of_broker(broker: Broker) -> None:
     builder = first_image()
     early = asyncio.create_task(broker.publisher.publish(builder.image, builder.delta))
     await asyncio.sleep(0)
@@ -114,11 +114,13 @@ async def test_nothing_is_published_before_the_own_registration_is_in_the_image(
     builder.broker(1)
     await broker.publisher.publish(builder.image, MetadataDelta(changed_brokers={1}))
     assert broker.publisher.published_offset == builder.image.offset
-    assert broker.hosted() == {(A, 0): (True, 0), (A, 1): (False, 0), (B, 0): (True, 0)}, "what was withheld is there"
+    assert broker.hosted() == {(A, 0): (True, 0), (A, 1): (False, 0), (B, 0): (True, 0)}, (
+        "the withheld image is applied"
+    )
 
 
-async def test_a_snapshot_may_have_the_registration(broker: Broker) -> None:
-    """The image ends beyond it, and no delta says anything of it."""
+async def test_publisher_accepts_registration_from_snapshot(broker: Broker) -> None:
+    """The image ends after the registration, and the delta does not have it."""
     builder = first_image()
     epoch = builder.broker(1)
     builder.topic("c", C, [(3, 1)])
@@ -128,25 +130,26 @@ async def test_a_snapshot_may_have_the_registration(broker: Broker) -> None:
     assert broker.published == 1
 
 
-async def test_the_first_sets_aside_what_nothing_names(broker: Broker) -> None:
+async def test_first_publish_renames_logs_missing_from_image_to_stray(broker: Broker) -> None:
     config = broker.replicas._defaults
-    for name, topic_id in (("a", A), ("b", C), ("gone", topic_id_of(9))):  # `b` is of another id now
+    for name, topic_id in (("a", A), ("b", C), ("gone", topic_id_of(9))):  # the image has `b` with a different id
         broker.logs.create(name, 0, topic_id, config, 0)
     broker.publisher.registered(0)
     await broker.publisher.publish(first_image().image, MetadataDelta())
-    assert broker.folders("-stray") == {"b-0", "gone-0"}
+    assert broker.directories("-stray") == {"b-0", "gone-0"}
     assert broker.hosted()[B, 0] == (True, 0)
     assert broker.logs.get("b", 0).topic_id == B  # type: ignore[union-attr]
 
 
-async def test_a_snapshot_over_a_life_that_went_on(broker: Broker) -> None:
-    """Deleted, made again, moved away, moved here, led elsewhere, configured: all between two snapshots."""
+async def test_publisher_applies_accumulated_changes_of_snapshot(broker: Broker) -> None:
+    """Topics were deleted, recreated, reassigned and reconfigured between two snapshots."""
     broker.publisher.registered(0)
     await broker.publisher.publish(first_image().image, MetadataDelta())
     kept = broker.hosted_replicas.get(A, 1)
     after = ImageBuilder(1, 2, 3)
-    after.topic("a", A, [(2, 3), (2, 1), (1, 3)], {"segment.bytes": "2000"})  # 0 moved away, 2 came
-    after.topic("b", C, [(3, 1)])  # deleted and made again
+    # Partition 0 moved away, partition 2 moved here.
+    after.topic("a", A, [(2, 3), (2, 1), (1, 3)], {"segment.bytes": "2000"})
+    after.topic("b", C, [(3, 1)])  # deleted and recreated
     after.image.offset = 100
     await broker.replace(after.image)
     assert broker.hosted_replicas.image is after.image
@@ -154,12 +157,12 @@ async def test_a_snapshot_over_a_life_that_went_on(broker: Broker) -> None:
     assert broker.hosted_replicas.get(A, 1) is kept
     assert kept is not None
     assert kept.log.config.segment_bytes == 2000
-    assert broker.folders("-delete") == {"a-0", "b-0"}
-    assert broker.folders("-stray") == set()
+    assert broker.directories("-delete") == {"a-0", "b-0"}
+    assert broker.directories("-stray") == set()
     assert broker.logs.get("b", 0).topic_id == C  # type: ignore[union-attr]
 
 
-async def test_a_snapshot_brings_later_leaderships(broker: Broker) -> None:
+async def test_publisher_applies_leader_changes_of_snapshot(broker: Broker) -> None:
     broker.publisher.registered(0)
     builder = ImageBuilder(1, 2)
     builder.topic("a", A, [(1, 2), (2, 1)])
@@ -173,7 +176,7 @@ async def test_a_snapshot_brings_later_leaderships(broker: Broker) -> None:
     assert broker.hosted() == {(A, 0): (False, 5), (A, 1): (True, 7)}
 
 
-async def test_a_leader_that_is_elsewhere_after_a_snapshot_is_followed_there(broker: Broker) -> None:
+async def test_fetcher_uses_new_address_of_leader_after_snapshot(broker: Broker) -> None:
     broker.publisher.registered(0)
     builder = ImageBuilder(1, 2)
     builder.topic("a", A, [(2, 1)])
@@ -187,28 +190,28 @@ async def test_a_leader_that_is_elsewhere_after_a_snapshot_is_followed_there(bro
     assert fetcher.address == "127.0.0.1:2"
 
 
-async def test_many_changes_cost_what_is_here(broker: Broker) -> None:
-    """The others' partitions are not looked at one by one, and other tasks have their turns."""
+async def test_publisher_yields_to_other_tasks_during_large_image(broker: Broker) -> None:
+    """Partitions without a local replica cause no work, and other tasks run during the publish."""
     broker.publisher.registered(0)
     builder = ImageBuilder(1, 2, 3)
     builder.topic("mine", A, [(2, 1)] * 300)
     builder.topic("others", B, [(2, 3)] * 3000)
-    turns = 0
+    runs = 0
 
     async def count() -> None:
-        nonlocal turns
+        nonlocal runs
         while True:
             await asyncio.sleep(0)
-            turns += 1
+            runs += 1
 
     other = asyncio.create_task(count())
     await broker.replace(builder.image)
     other.cancel()
     assert len(broker.hosted()) == 300
-    assert turns > 1
+    assert runs > 1
 
 
-async def test_who_waits_for_metadata_is_told_when_it_is_published(broker: Broker) -> None:
+async def test_wait_until_returns_when_metadata_is_published(broker: Broker) -> None:
     broker.publisher.registered(0)
     waiting = asyncio.create_task(
         broker.publisher.wait_until(lambda: broker.hosted_replicas.image.topic_by_name("a") is not None, 20)

@@ -1,4 +1,4 @@
-"""The throttle of what a reassignment adds: who waits for room pays for it, and nobody else does."""
+"""ReplicationThrottle: only added replicas that are not caught up are limited."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ TOPIC_ID = b"t" * 16
 ADDED = PartitionState((1, 2, 3), (1, 2), 1, 0, 0, adding_replicas=(3,))
 
 
-class Adding:
-    """Broker 3, which is being added to two partitions of broker 1, at 1,000 bytes a second; the clock stands still."""
+class AddedReplicas:
+    """Broker 3 as an added replica of two partitions at 1,000 bytes per second. The clock does not advance."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, directory: Path) -> None:
         self.manager = LogManager(
-            RealFileSystem(), (str(folder),), cluster_id=CLUSTER_ID, node_id=3, defaults=TopicConfig()
+            RealFileSystem(), (str(directory),), cluster_id=CLUSTER_ID, node_id=3, defaults=TopicConfig()
         )
         self.manager.load(0)
         config = BrokerConfig.parse(
@@ -37,7 +37,7 @@ class Adding:
                 "node.id": 3,
                 "cluster.id": CLUSTER_ID,
                 "controller.quorum.voters": "100@127.0.0.1:1",
-                "log.dirs": str(folder),
+                "log.dirs": str(directory),
                 "follower.replication.throttled.rate": 1000,
             }
         )
@@ -53,43 +53,43 @@ class Adding:
         self.throttle.role_changed(replica, ADDED)
         return replica
 
-    def take(self, replica: Replica, size: int, high_watermark: int) -> int:
-        """One record comes from the leader, as the fetcher takes it."""
+    def receive(self, replica: Replica, size: int, high_watermark: int) -> int:
+        """Append a record of `size` bytes as the fetcher does and return the appended bytes."""
         end = replica.log.log_end_offset
         batch = build([(None, b"v" * size)], base_offset=end, leader_epoch=0, timestamp_ms=1)
         was_throttled = self.throttle.applies_to(replica)
-        taken = replica.append_from_leader(m.PartitionData(0, 0, high_watermark, records=batch), 0)
-        self.throttle.received(replica, taken, was_throttled=was_throttled)
-        return taken
+        received_bytes = replica.append_from_leader(m.PartitionData(0, 0, high_watermark, records=batch), 0)
+        self.throttle.received(replica, received_bytes, was_throttled=was_throttled)
+        return received_bytes
 
     def metric(self, name: str) -> float:
         return self.registry.get_sample_value(name) or 0.0
 
 
 @pytest.fixture
-def adding(tmp_path: Path) -> Iterator[Adding]:
-    it = Adding(tmp_path)
-    yield it
-    it.manager.abandon()
+def added(tmp_path: Path) -> Iterator[AddedReplicas]:
+    replicas = AddedReplicas(tmp_path)
+    yield replicas
+    replicas.manager.abandon()
 
 
-def test_what_has_caught_up_takes_no_room_from_the_others(adding: Adding) -> None:
-    throttle = adding.throttle
+def test_caught_up_replica_uses_no_throttle_quota(added: AddedReplicas) -> None:
+    throttle = added.throttle
     assert throttle.has_room(0)
-    first = adding.take(adding.caught_up, 10, 1)
+    first = added.receive(added.caught_up, 10, 1)
     assert first < 1000
-    assert not throttle.applies_to(adding.caught_up)
-    more = adding.take(adding.caught_up, 5000, 2)
-    assert throttle.applies_to(adding.behind)
-    assert throttle.has_room(0), "the other one has not used its bytes"
+    assert not throttle.applies_to(added.caught_up)
+    more = added.receive(added.caught_up, 5000, 2)
+    assert throttle.applies_to(added.behind)
+    assert throttle.has_room(0), "the lagging replica has not used its bytes"
     assert not throttle.has_room(1000 - first)
-    assert adding.metric("kafka_server_brokertopicmetrics_reassignmentbytesin_total") == first + more
-    assert adding.metric("kipmesh_broker_throttled_replication_bytes_total") == first
+    assert added.metric("kafka_server_brokertopicmetrics_reassignmentbytesin_total") == first + more
+    assert added.metric("kipmesh_broker_throttled_replication_bytes_total") == first
 
 
-def test_the_batch_that_catches_up_is_paid_for(adding: Adding) -> None:
-    assert adding.throttle.has_room(0)
-    assert adding.take(adding.behind, 5000, 1) > 5000
-    assert not adding.throttle.applies_to(adding.behind)
-    assert not adding.throttle.has_room(0)
-    assert adding.throttle.wait_s == 1.0
+def test_batch_that_catches_up_counts_against_throttle(added: AddedReplicas) -> None:
+    assert added.throttle.has_room(0)
+    assert added.receive(added.behind, 5000, 1) > 5000
+    assert not added.throttle.applies_to(added.behind)
+    assert not added.throttle.has_room(0)
+    assert added.throttle.wait_s == 1.0

@@ -1,4 +1,4 @@
-"""When a broker that has started counts as back: `StartupIsrCheck`."""
+"""StartupIsrCheck: when the replicas of a restarted broker count as in sync."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.broker.broker_images import ImageBuilder, topic_id_of
 TOPIC = topic_id_of(1)
 
 
-def mesh_with(*assignments: tuple[int, ...]) -> ImageBuilder:
+def image_with(*assignments: tuple[int, ...]) -> ImageBuilder:
     images = ImageBuilder(1, 2, 3)
     images.topic("t", TOPIC, assignments)
     return images
@@ -25,8 +25,8 @@ def set_isr(images: ImageBuilder, partition: int, isr: tuple[int, ...]) -> None:
     images.apply(r.PartitionChangeRecord(partition_id=partition, topic_id=TOPIC, isr=isr))
 
 
-def test_every_replica_has_to_be_in_sync() -> None:
-    images = mesh_with((1, 2, 3), (2, 3, 1), (2, 3))
+def test_startup_check_requires_all_replicas_in_sync() -> None:
+    images = image_with((1, 2, 3), (2, 3, 1), (2, 3))
     set_isr(images, 0, (1, 2))
     set_isr(images, 2, (2,))
     check = startup_check(images)
@@ -38,8 +38,8 @@ def test_every_replica_has_to_be_in_sync() -> None:
     assert check.all_in_sync()
 
 
-def test_what_was_in_sync_once_may_lag() -> None:
-    images = mesh_with((1, 2, 3))
+def test_startup_check_stays_true_when_replica_lags_later() -> None:
+    images = image_with((1, 2, 3))
     check = startup_check(images)
     assert check.all_in_sync()
     set_isr(images, 0, (1, 2))
@@ -48,14 +48,14 @@ def test_what_was_in_sync_once_may_lag() -> None:
     assert not startup_check(images).all_in_sync()  # as after a restart
 
 
-def test_a_partition_without_a_leader_is_not_waited_for() -> None:
-    images = mesh_with((1, 3), (2, 3))
+def test_startup_check_ignores_partitions_without_leader() -> None:
+    images = image_with((1, 3), (2, 3))
     images.apply(r.PartitionChangeRecord(partition_id=0, topic_id=TOPIC, isr=(1,), leader=-1))
     assert startup_check(images).all_in_sync()
 
 
-def test_a_replica_that_a_reassignment_adds_is_not_waited_for() -> None:
-    images = mesh_with((1, 2))
+def test_startup_check_ignores_replicas_added_by_reassignment() -> None:
+    images = image_with((1, 2))
     images.apply(
         r.PartitionChangeRecord(
             partition_id=0, topic_id=TOPIC, replicas=(1, 2, 3), adding_replicas=(3,), removing_replicas=(2,)
@@ -64,5 +64,5 @@ def test_a_replica_that_a_reassignment_adds_is_not_waited_for() -> None:
     assert startup_check(images).all_in_sync()
 
 
-def test_a_broker_without_replicas_is_in_sync() -> None:
-    assert startup_check(mesh_with((1, 2))).all_in_sync()
+def test_startup_check_passes_without_replicas() -> None:
+    assert startup_check(image_with((1, 2))).all_in_sync()

@@ -1,4 +1,4 @@
-"""What nodes count of requests: how long they took, what Metadata was asked for, which parts of snapshots were sent."""
+"""Metrics of requests: processing times, kinds of Metadata requests, and FetchSnapshot responses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Handlers:
         return m.MetadataResponse()
 
 
-async def test_requests_are_timed_by_kind() -> None:
+async def test_request_metrics_separate_consumer_and_follower_fetches() -> None:
     registry, metrics = CollectorRegistry(), RequestMetrics()
     registry.register(metrics)
     server = Server(pipeline_of({"Broker": Handlers()}, metrics=metrics))
@@ -50,7 +50,7 @@ async def test_requests_are_timed_by_kind() -> None:
     assert 0 < (value(registry, "kafka_network_requestmetrics_totaltimems_sum", request="Metadata") or 0) < 60_000
 
 
-async def test_metadata_requests_by_what_they_ask_for() -> None:
+async def test_broker_metrics_count_metadata_requests_by_kind() -> None:
     registry = CollectorRegistry()
     metrics = BrokerMetrics(registry)
     image = MetadataImage()
@@ -60,14 +60,14 @@ async def test_metadata_requests_by_what_they_ask_for() -> None:
         controller_id=lambda: 1,
         on_response=metrics.metadata_responded,
     )
-    who = RequestContext("client", "peer")
+    context = RequestContext("client", "peer")
     for request in (
         m.MetadataRequest(topics=None),
         m.MetadataRequest(),
         m.MetadataRequest(topics=[m.MetadataRequestTopic(name="a"), m.MetadataRequestTopic(name="b")]),
         m.MetadataRequest(topics=[m.MetadataRequestTopic(name="a")]),
     ):
-        await handler.metadata(request, who)
+        await handler.metadata(request, context)
     kinds = {
         kind: value(registry, "kipmesh_broker_metadata_requests_total", kind=kind)
         for kind in ("all", "brokers", "topics")
@@ -76,19 +76,19 @@ async def test_metadata_requests_by_what_they_ask_for() -> None:
     assert value(registry, "kipmesh_broker_metadata_topics_total") == 3
 
 
-def test_parts_of_snapshots_and_the_age_of_the_latest() -> None:
+def test_quorum_metrics_count_snapshot_requests_and_export_snapshot_age() -> None:
     registry = CollectorRegistry()
     metrics = QuorumMetrics(registry)
     name, snapshot = "kipmesh_metadata_fetch_snapshot_requests_total", m.SnapshotId(10, 1)
     assert value(registry, name, error="NONE") == 0
 
-    def answer(code: ErrorCode, data: bytes = b"") -> m.FetchSnapshotResponse:
+    def snapshot_response(code: ErrorCode, data: bytes = b"") -> m.FetchSnapshotResponse:
         part = m.PartitionSnapshotResponse(error_code=code, snapshot_id=snapshot, unaligned_records=data)
         return m.FetchSnapshotResponse(topics=[m.TopicSnapshotResponse("__cluster_metadata", [part])])
 
-    metrics.snapshot_served(answer(ErrorCode.NONE, b"x" * 100))
-    metrics.snapshot_served(answer(ErrorCode.NONE, b"x" * 11))
-    metrics.snapshot_served(answer(ErrorCode.SNAPSHOT_NOT_FOUND))
+    metrics.snapshot_served(snapshot_response(ErrorCode.NONE, b"x" * 100))
+    metrics.snapshot_served(snapshot_response(ErrorCode.NONE, b"x" * 11))
+    metrics.snapshot_served(snapshot_response(ErrorCode.SNAPSHOT_NOT_FOUND))
     metrics.snapshot_served(m.FetchSnapshotResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID))
     assert value(registry, name, error="NONE") == 2
     assert value(registry, name, error="SNAPSHOT_NOT_FOUND") == 1

@@ -1,4 +1,4 @@
-"""A request that was repeated at the next controller: its own work is success, anything else is what it is."""
+"""Requests repeated at the next controller: the broker turns errors caused by their first attempt into success."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.broker.broker_images import ImageBuilder, topic_id_of
 EXISTS = ErrorCode.TOPIC_ALREADY_EXISTS
 
 
-async def now(condition: Callable[[], bool], timeout_s: float) -> bool:
+async def check_now(condition: Callable[[], bool], timeout_s: float) -> bool:
     return condition()
 
 
@@ -27,14 +27,14 @@ async def repeated(
     builder: ImageBuilder,
     request: Any,
     response: Any,
-    meanwhile: Callable[[], None] = lambda: None,
-    until: WaitUntil = now,
+    between_attempts: Callable[[], None] = lambda: None,
+    until: WaitUntil = check_now,
 ) -> Any:
-    """The broker's response to a request that was repeated and got `response` the second time."""
+    """Return the response of the broker to a request whose second attempt got `response`."""
 
     class Channel:
         async def forward(self, api: Api, request: Any, timeout_s: float) -> Forwarded:
-            meanwhile()
+            between_attempts()
             return Forwarded(response, is_repeated=True)
 
     channel: Any = Channel()
@@ -42,22 +42,24 @@ async def repeated(
     return await Forwarder(channel, hosted, until).forward(find_api(api), request, RequestContext("client", ""))
 
 
-async def created(asked: m.CreatableTopic, *, was_there: bool = False, is_there: bool = True) -> m.CreatableTopicResult:
-    """What a client sees whose repeated request got TOPIC_ALREADY_EXISTS; the topic has 2 partitions, 3 replicas."""
+async def create_repeatedly(
+    requested: m.CreatableTopic, *, existed_before: bool = False, is_in_image: bool = True
+) -> m.CreatableTopicResult:
+    """Return the result of a repeated request that got TOPIC_ALREADY_EXISTS. The topic has 2 partitions, 3 replicas."""
     builder = ImageBuilder(1, 2, 3)
 
-    def make() -> None:
+    def add_topic() -> None:
         builder.topic("t", topic_id_of(7), [(1, 2, 3), (2, 3, 1)], {"retention.ms": "5"})
 
-    if was_there:
-        make()
+    if existed_before:
+        add_topic()
 
-    def meanwhile() -> None:
-        if is_there and not was_there:
-            make()
+    def change_image() -> None:
+        if is_in_image and not existed_before:
+            add_topic()
 
     refused = m.CreateTopicsResponse(topics=[m.CreatableTopicResult("t", b"", EXISTS, "exists")])
-    response = await repeated("CreateTopics", builder, m.CreateTopicsRequest([asked], 1000), refused, meanwhile)
+    response = await repeated("CreateTopics", builder, m.CreateTopicsRequest([requested], 1000), refused, change_image)
     result: m.CreatableTopicResult = response.topics[0]
     return result
 
@@ -66,7 +68,7 @@ CONFIGS = [m.ConfigEntry("retention.ms", "5")]
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "requested",
     [
         m.CreatableTopic("t", 2, 3, configs=CONFIGS),
         m.CreatableTopic("t", -1, -1, configs=CONFIGS),
@@ -79,12 +81,12 @@ CONFIGS = [m.ConfigEntry("retention.ms", "5")]
         ),
     ],
 )
-async def test_a_topic_that_is_there_as_asked_was_made_by_the_request(asked: m.CreatableTopic) -> None:
-    assert await created(asked) == m.CreatableTopicResult("t", topic_id_of(7), 0, None, 2, 3)
+async def test_repeated_create_succeeds_if_topic_matches_request(requested: m.CreatableTopic) -> None:
+    assert await create_repeatedly(requested) == m.CreatableTopicResult("t", topic_id_of(7), 0, None, 2, 3)
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "requested",
     [
         m.CreatableTopic("t", 3, 3, configs=CONFIGS),
         m.CreatableTopic("t", 2, 2, configs=CONFIGS),
@@ -93,46 +95,50 @@ async def test_a_topic_that_is_there_as_asked_was_made_by_the_request(asked: m.C
         m.CreatableTopic("t", -1, -1, [m.CreatableReplicaAssignment(0, [1, 2, 3])], CONFIGS),
     ],
 )
-async def test_another_topic_of_that_name_is_not(asked: m.CreatableTopic) -> None:
-    assert (await created(asked)).error_code == EXISTS
+async def test_repeated_create_fails_if_topic_differs_from_request(requested: m.CreatableTopic) -> None:
+    assert (await create_repeatedly(requested)).error_code == EXISTS
 
 
-async def test_a_topic_that_was_there_before_is_refused() -> None:
-    assert (await created(m.CreatableTopic("t", 2, 3, configs=CONFIGS), was_there=True)).error_code == EXISTS
+async def test_repeated_create_fails_if_topic_existed_before() -> None:
+    assert (
+        await create_repeatedly(m.CreatableTopic("t", 2, 3, configs=CONFIGS), existed_before=True)
+    ).error_code == EXISTS
 
 
-async def test_a_topic_that_this_broker_does_not_see_is_refused() -> None:
-    assert (await created(m.CreatableTopic("t", 2, 3, configs=CONFIGS), is_there=False)).error_code == EXISTS
+async def test_repeated_create_fails_if_topic_is_not_in_image() -> None:
+    assert (
+        await create_repeatedly(m.CreatableTopic("t", 2, 3, configs=CONFIGS), is_in_image=False)
+    ).error_code == EXISTS
 
 
-async def test_a_broker_that_knows_nothing_yet_takes_nothing_for_new() -> None:
+async def test_repeated_create_fails_if_first_image_was_empty() -> None:
     builder = ImageBuilder()
 
-    def meanwhile() -> None:
+    def change_image() -> None:
         builder.broker(1)
         builder.topic("t", topic_id_of(7), [(1,)])
 
     request = m.CreateTopicsRequest([m.CreatableTopic("t", 1, 1)], 1000)
     response = m.CreateTopicsResponse(topics=[m.CreatableTopicResult("t", b"", EXISTS)])
-    assert await repeated("CreateTopics", builder, request, response, meanwhile) == response
+    assert await repeated("CreateTopics", builder, request, response, change_image) == response
 
 
-async def test_the_image_is_waited_for() -> None:
+async def test_repeated_create_waits_for_image() -> None:
     builder = ImageBuilder(1)
 
-    async def later(condition: Callable[[], bool], timeout_s: float) -> bool:
+    async def check_later(condition: Callable[[], bool], timeout_s: float) -> bool:
         assert not condition()
         builder.topic("t", topic_id_of(7), [(1,)])
         return condition()
 
     request = m.CreateTopicsRequest([m.CreatableTopic("t", 1, 1)], 1000)
     response = m.CreateTopicsResponse(topics=[m.CreatableTopicResult("t", b"", EXISTS)])
-    assert (await repeated("CreateTopics", builder, request, response, until=later)).topics[0].error_code == 0
+    assert (await repeated("CreateTopics", builder, request, response, until=check_later)).topics[0].error_code == 0
 
 
-async def test_other_topics_of_the_request_keep_their_answers() -> None:
+async def test_repeated_create_keeps_results_of_other_topics() -> None:
     builder = ImageBuilder(1)
-    asked = [m.CreatableTopic(name, 1, 1) for name in ("a", "b", "c")]
+    requested = [m.CreatableTopic(name, 1, 1) for name in ("a", "b", "c")]
     results = [
         m.CreatableTopicResult("a", topic_id_of(1)),
         m.CreatableTopicResult("b", b"", EXISTS),
@@ -141,27 +147,27 @@ async def test_other_topics_of_the_request_keep_their_answers() -> None:
     response = await repeated(
         "CreateTopics",
         builder,
-        m.CreateTopicsRequest(asked, 1000),
+        m.CreateTopicsRequest(requested, 1000),
         m.CreateTopicsResponse(topics=results),
         lambda: builder.topic("b", topic_id_of(2), [(1,)]),
     )
-    settled = response.topics
-    assert [result.error_code for result in settled] == [0, 0, ErrorCode.INVALID_CONFIG]
-    assert settled[0] == results[0]
+    final = response.topics
+    assert [result.error_code for result in final] == [0, 0, ErrorCode.INVALID_CONFIG]
+    assert final[0] == results[0]
 
 
-async def test_a_topic_that_was_there_and_is_gone_was_deleted_by_the_request() -> None:
+async def test_repeated_delete_succeeds_if_topic_existed_before() -> None:
     builder = _with_topic()
-    asked = [m.DeleteTopicState("t"), m.DeleteTopicState(None, topic_id_of(7)), m.DeleteTopicState("never")]
+    requested = [m.DeleteTopicState("t"), m.DeleteTopicState(None, topic_id_of(7)), m.DeleteTopicState("never")]
     results = [
         m.DeletableTopicResult("t", b"", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         m.DeletableTopicResult(None, topic_id_of(7), ErrorCode.UNKNOWN_TOPIC_ID),
         m.DeletableTopicResult("never", b"", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
     ]
-    request, refused = m.DeleteTopicsRequest(asked, timeout_ms=1000), m.DeleteTopicsResponse(responses=results)
-    settled = (await repeated("DeleteTopics", builder, request, refused)).responses
-    assert [result.error_code for result in settled] == [0, 0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
-    assert settled[0].topic_id == topic_id_of(7)
+    request, refused = m.DeleteTopicsRequest(requested, timeout_ms=1000), m.DeleteTopicsResponse(responses=results)
+    final = (await repeated("DeleteTopics", builder, request, refused)).responses
+    assert [result.error_code for result in final] == [0, 0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+    assert final[0].topic_id == topic_id_of(7)
 
 
 def _with_topic() -> ImageBuilder:
@@ -171,22 +177,22 @@ def _with_topic() -> ImageBuilder:
 
 
 @pytest.mark.parametrize(("count", "code"), [(3, 0), (4, ErrorCode.INVALID_PARTITIONS)])
-async def test_partitions_that_are_there_as_asked_were_made_by_the_request(count: int, code: int) -> None:
+async def test_repeated_create_partitions_succeeds_if_count_matches(count: int, code: int) -> None:
     builder = ImageBuilder(1)
     builder.topic("t", topic_id_of(7), [(1,)])
 
-    def meanwhile() -> None:
+    def change_image() -> None:
         for partition in (1, 2):
             builder.partition(topic_id_of(7), partition, (1,))
 
     request = m.CreatePartitionsRequest([m.CreatePartitionsTopic("t", count)], 1000)
     refused = m.CreatePartitionsTopicResult("t", ErrorCode.INVALID_PARTITIONS, "3 partitions")
     response = m.CreatePartitionsResponse(results=[refused])
-    settled = await repeated("CreatePartitions", builder, request, response, meanwhile)
-    assert settled.results[0].error_code == code
+    final = await repeated("CreatePartitions", builder, request, response, change_image)
+    assert final.results[0].error_code == code
 
 
-async def test_partitions_that_were_too_few_from_the_start_are_refused() -> None:
+async def test_repeated_create_partitions_fails_if_count_is_too_low() -> None:
     request = m.CreatePartitionsRequest([m.CreatePartitionsTopic("t", 1)], 1000)
     refused = m.CreatePartitionsTopicResult("t", ErrorCode.INVALID_PARTITIONS)
     response = m.CreatePartitionsResponse(results=[refused])

@@ -1,4 +1,4 @@
-"""The order in which a broker tells of a data folder that failed: its replicas first."""
+"""A broker with a failed log directory reports the lost replicas before the directory."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ ID = bytes(range(16))
 EARLY, LATE = (ID, 0), (ID, 1)
 
 
-async def test_a_folder_is_told_when_the_controller_knows_all_that_was_lost(tmp_path: Path) -> None:
+async def test_broker_reports_failed_log_dir_after_all_its_replicas(tmp_path: Path) -> None:
     manager = LogManager(FaultyFileSystem(), ["/a", "/b"], cluster_id="c", node_id=1, defaults=TopicConfig())
     manager.load(0)
-    ids = {folder.path: folder.directory_id for folder in manager.directories}
-    told: list[dict[bytes, list[PartitionKey]]] = []
+    ids = {directory.path: directory.directory_id for directory in manager.directories}
+    reported: list[dict[bytes, list[PartitionKey]]] = []
     refusals = [m.AssignReplicasToDirsResponse(error_code=41)] * 2
     changes: list[Any] = []
 
     async def call(_api: Api, request: Any, _timeout_s: float) -> Any:
-        assert not changes, "the controller may forget the folder before it knows what was in it"
+        assert not changes, "the controller could drop the directory before it marks its replicas lost"
         if refusals:
             log_dirs.report_lost(LATE)
             return refusals.pop()
-        told.append(
+        reported.append(
             {each.id: [(t.topic_id, p[0]) for t in each.topics for p in t.partitions] for each in request.directories}
         )
-        answers = [
+        responses = [
             m.AssignReplicasToDirsDirectoryResponse(
                 each.id,
                 [
@@ -51,7 +51,7 @@ async def test_a_folder_is_told_when_the_controller_knows_all_that_was_lost(tmp_
             )
             for each in request.directories
         ]
-        return m.AssignReplicasToDirsResponse(directories=answers)
+        return m.AssignReplicasToDirsResponse(directories=responses)
 
     disk = Disk("test")
     channel: Any = SimpleNamespace(call=call)
@@ -67,11 +67,11 @@ async def test_a_folder_is_told_when_the_controller_knows_all_that_was_lost(tmp_
     task = asyncio.create_task(log_dirs.run(lambda: [EARLY]))
     try:
         log_dirs.directory_failed("/b", StorageError("the disk is gone"))
-        await eventually(lambda: bool(changes), "the folder is told")
+        await eventually(lambda: bool(changes), "the directory is reported")
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         disk.close()
         manager.abandon()
-    assert told == [{LOST_DIRECTORY: [EARLY, LATE]}]
+    assert reported == [{LOST_DIRECTORY: [EARLY, LATE]}]
     assert changes == [[ids["/b"]]]
