@@ -66,7 +66,7 @@ def task_failure(task: asyncio.Future[Any], name: str) -> KafkaError | None:
     error = None if task.cancelled() else task.exception()
     if error is None:
         return None
-    log.error("%s failed", name, exc_info=error)
+    log.error("task failed task=%s", name, exc_info=error)
     failure = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{name} failed: {error!r}")
     failure.__cause__ = error
     return failure

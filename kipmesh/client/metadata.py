@@ -370,7 +370,7 @@ class Metadata:
             self._failing_since = time.monotonic()
         self.last_failure = error
         if isinstance(error, TransportError | KafkaError):
-            log.debug("metadata request failed: %s", error)
+            log.debug("metadata request failed error=%s", error)
         else:
             log.error("invalid metadata response", exc_info=error)
 
@@ -418,7 +418,7 @@ class Metadata:
         except TransportError as error:
             return error
         except Exception as error:  # an invalid response must not end the task: another broker may send a valid one
-            log.exception("metadata response of %s cannot be decoded", address)
+            log.exception("metadata response cannot be decoded broker=%s", address)
             text = f"metadata response of {address} cannot be decoded: {error!r}"
             return KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, text)
         if response.brokers:

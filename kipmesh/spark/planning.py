@@ -55,7 +55,7 @@ class DataLoss:
             raise DataLossError(problem)
         self.events += 1
         self.offsets_lost += lost
-        logger.warning("data loss: %s; continuing, because failOnDataLoss is false", problem)
+        logger.warning("data loss, continuing because failOnDataLoss is false problem=%s", problem)
 
 
 def resolve_bound(

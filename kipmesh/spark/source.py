@@ -130,7 +130,9 @@ def complete_variables(spark: SparkSession, name: str) -> None:
                 variables[variable] = value
     except (AttributeError, TypeError, Py4JError):
         if hasattr(spark, "_jsparkSession"):
-            _log.warning("streaming queries of %s must not start concurrently, see docs/spark.md", name, exc_info=True)
+            _log.warning(
+                "streaming queries must not start concurrently, see docs/spark.md query=%s", name, exc_info=True
+            )
 
 
 def _variables(spark: Any, name: str) -> Any:

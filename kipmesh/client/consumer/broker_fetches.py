@@ -544,7 +544,7 @@ class BrokerFetches:
         self._listener.on_fetched(self, result.partitions, response.node_endpoints)
 
     def _log_session_reset(self, session_id: int, cause: str) -> None:
-        log.debug("fetch session %d with broker %d reset: %s", session_id, self.node_id, cause)
+        log.debug("fetch session reset session_id=%d broker=%d cause=%s", session_id, self.node_id, cause)
 
     def _back_off(self, code: ErrorCode, text: str) -> None:
         self._attempts += 1
@@ -573,7 +573,7 @@ class BrokerFetches:
         try:
             response = await self._fetch(address, request)
         except TransportError as error:
-            log.debug("fetch failed: %s", error)
+            log.debug("fetch failed error=%s", error)
         else:
             endpoints = response.node_endpoints
             if response.error_code:

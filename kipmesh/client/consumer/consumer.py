@@ -390,7 +390,7 @@ class Consumer(Client):
                 missing.add(topic_partition)
         if missing:
             names = ", ".join([f"{topic}-{partition}" for topic, partition in sorted(missing)])
-            log.warning("recreated topic lacks partitions: %s", names)
+            log.warning("recreated topic lacks partitions partitions=%s", names)
             self._fetcher.assign(
                 [topic_partition for topic_partition in self._fetcher.states if topic_partition not in missing]
             )

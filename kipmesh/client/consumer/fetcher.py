@@ -170,7 +170,9 @@ class Fetcher:
         self.arrived.set()
 
     def _handle_recreated(self, state: PartitionState) -> None:
-        log.warning("topic of %s-%d was recreated, position was %s", state.topic, state.partition, state.position)
+        log.warning(
+            "topic was recreated topic=%s partition=%d position=%s", state.topic, state.partition, state.position
+        )
         position, reset_to = state.position, state.reset_to
         state.reader.recreated()
         if self._selection.config.reset_to is None:
@@ -442,11 +444,14 @@ class Fetcher:
             elif isinstance(effect, reading.Abandon):
                 state.requested = None
             elif isinstance(effect, reading.OffsetReset):
-                log.info("offset reset of %s-%d: %s", *state.topic_partition, effect)
+                log.info("offset reset topic=%s partition=%d effect=%s", *state.topic_partition, effect)
             elif isinstance(effect, reading.TruncationFound):
                 self._truncations += 1
                 log.warning(
-                    "%s-%d was truncated to %s, below %d", *state.topic_partition, effect.end_offset, effect.position
+                    "log was truncated topic=%s partition=%d end_offset=%s position=%d",
+                    *state.topic_partition,
+                    effect.end_offset,
+                    effect.position,
                 )
             elif isinstance(effect, reading.RaiseError):
                 if state.reader.state is not State.HALTED:
@@ -459,7 +464,12 @@ class Fetcher:
                 self._returns[effect.cause.value] += 1
                 if self._selection.changes_with_metadata:
                     self._replica_return.add(state.topic_partition, asyncio.get_running_loop().time())
-                log.debug("%s-%d left follower %d: %s", *state.topic_partition, effect.node_id, effect.cause.value)
+                log.debug(
+                    "left follower topic=%s partition=%d follower=%d cause=%s",
+                    *state.topic_partition,
+                    effect.node_id,
+                    effect.cause.value,
+                )
         self._shared.changed[state] = None
         if effects:
             self.wake.set()

@@ -308,7 +308,7 @@ class Membership:
             try:
                 await self._cluster.metadata.wait_for_topic(topic, TOPIC_TIMEOUT_S)
             except KafkaError as error:
-                log.warning("topic %s cannot be assigned: %s", topic, error)
+                log.warning("topic cannot be assigned topic=%s error=%s", topic, error)
             counts[topic] = self._count(topic)
         self._counts = counts
         assignor = ASSIGNORS[response.protocol_name or ""]
@@ -328,14 +328,14 @@ class Membership:
             # After a failure the next heartbeat is sent early, before a new coordinator's session timeout expires.
             await asyncio.sleep(min(self._cluster.backoff.delay_s(attempts), interval_s) if attempts else interval_s)
             if loop.time() - self._polled_at > config.max_poll_interval_ms / 1000:
-                log.warning("leaving group %s: no poll within max.poll.interval.ms", self.group_id)
+                log.warning("leaving group, no poll within max.poll.interval.ms group=%s", self.group_id)
                 await self._leave()
                 code = ErrorCode.UNKNOWN_MEMBER_ID
             else:
                 try:
                     response = await self.coordinator.call_once(request, config.session_timeout_ms / 1000)
                 except KafkaError as error:
-                    log.info("heartbeat of group %s failed: %s", self.group_id, error)
+                    log.info("heartbeat failed group=%s error=%s", self.group_id, error)
                     attempts += 1
                     continue
                 code = ErrorCode.of(response.error_code)
@@ -364,7 +364,7 @@ class Membership:
             try:
                 await self.coordinator.call_once(request, CLOSE_TIMEOUT_S)
             except KafkaError as error:
-                log.info("leaving group %s failed: %s", self.group_id, error)
+                log.info("leaving group failed group=%s error=%s", self.group_id, error)
 
     # --- offsets -----------------------------------------------------------------------------------------------------
 
@@ -402,7 +402,7 @@ class Membership:
         try:
             await self.commit(offsets, timeout_s)
         except KafkaError as error:
-            log.warning("commit of group %s failed: %s", self.group_id, error)
+            log.warning("commit failed group=%s error=%s", self.group_id, error)
 
     def _commit_if_due(self) -> None:
         now = asyncio.get_running_loop().time()

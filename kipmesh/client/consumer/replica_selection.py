@@ -71,7 +71,7 @@ class ReplicaSelection:
 
     def __init__(self, config: ConsumerConfig, cluster: Cluster) -> None:
         for line in ineffective_settings(config):
-            log.warning("%s: %s", config.client_id, line)
+            log.warning("setting has no effect client_id=%s reason=%s", config.client_id, line)
         mode = SelectionMode(config.replica_selection_mode)
         self.config = ReaderConfig(
             reset_to=reset_policy(config),
@@ -123,7 +123,12 @@ class ReplicaSelection:
 
     def _log_failure(self, topic_partition: selection.TopicPartition, failure: SelectorFailure, cause: object) -> None:
         if self.selector_failures <= FAILURES_LOGGED:
-            log.warning("replica selector failed for %s-%d (%s): %r", *topic_partition, failure.value, cause)
+            log.warning(
+                "replica selector failed topic=%s partition=%d failure=%s cause=%r",
+                *topic_partition,
+                failure.value,
+                cause,
+            )
 
     def close(self) -> None:
         """Close the consumer's own selector, if any."""

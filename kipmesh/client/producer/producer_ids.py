@@ -70,7 +70,7 @@ class ProducerIds:
                 if response is not None:
                     self.sequences.set_identity(response.producer_id, response.producer_epoch)
                     self.error = None
-                    log.debug("obtained producer id %d", response.producer_id)
+                    log.debug("obtained producer id producer_id=%d", response.producer_id)
                     return
             attempt += 1
             await asyncio.sleep(self._backoff.delay_s(attempt))
@@ -94,5 +94,5 @@ class ProducerIds:
         self.error = KafkaError(response.error_code, response.error_message or "")
         if not self.error.retriable:
             raise self.error
-        log.debug("producer id request failed: %s", self.error)
+        log.debug("producer id request failed error=%s", self.error)
         return None

@@ -462,7 +462,7 @@ class Sender:
             self._split(queue, batch)
         elif verdict is Verdict.RETRY and batch.attempts <= self._config.retries:
             batch.retried_for = error
-            log.debug("produce to %s-%d failed: %s", queue.topic, queue.partition, error)
+            log.debug("produce failed topic=%s partition=%d error=%s", queue.topic, queue.partition, error)
             queue.put_back(batch)
             epoch = batch.leader_epoch
             queue.failed_epoch = max(epoch, queue.failed_epoch) if queue in self._delayed else epoch
@@ -497,7 +497,13 @@ class Sender:
     def _complete(self, batch: Batch, error: KafkaError | None) -> None:
         if error is not None:
             queue = batch.queue
-            log.warning("%d records for %s-%d failed: %s", batch.count, queue.topic, queue.partition, error)
+            log.warning(
+                "records failed topic=%s partition=%d records=%d error=%s",
+                queue.topic,
+                queue.partition,
+                batch.count,
+                error,
+            )
         batch.error = error
         self.incomplete.pop(batch, None)
         batch.finish()

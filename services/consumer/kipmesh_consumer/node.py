@@ -94,7 +94,7 @@ class ConsumerNode:
         self._serving.add_done_callback(self._on_server_end)
         await server.is_up.wait()
         self._connecting = asyncio.create_task(self._backend.connect(), name="connect")
-        log.info("HTTP server started", port=self.http_port)
+        log.info("http server started", port=self.http_port)
 
     async def stop(self) -> None:
         """End all streams after their current record, then stop the server and the clients. Idempotent."""
