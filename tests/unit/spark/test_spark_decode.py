@@ -1,4 +1,4 @@
-"""Batches to Arrow: ranges, holes, control batches, bad bytes; rows leave in order and at most once."""
+"""Decoding of record batches to Arrow: ranges, gaps, control batches, corrupt bytes and timestamps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCHEMA = arrow_schema(include_headers=False)
 def decode_range(
     chunks: Iterable[tuple[int, bytes]], wanted: OffsetRange, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """As a task of one range does."""
+    """Decode chunks of one range."""
     return decoding.decode(((wanted, first, chunk) for first, chunk in chunks), schema)
 
 
@@ -40,7 +40,7 @@ def decoded(chunks: list[tuple[int, bytes]], start: int, end: int) -> list[dict[
     return [row for part in decode_range(iter(chunks), wanted, SCHEMA) for row in part.to_pylist()]
 
 
-def test_columns() -> None:
+def test_decoded_row_has_all_columns() -> None:
     (row, *_) = decoded([(4, batch(4, 3))], 4, 7)
     assert {**row, "timestamp": row["timestamp"].isoformat()} == {  # type: ignore[attr-defined]
         "key": b"k4",
@@ -54,25 +54,25 @@ def test_columns() -> None:
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_only_the_range_in_order(compression: str) -> None:
+def test_decoder_returns_the_range_in_order(compression: str) -> None:
     data = b"".join(batch(first, 100, compression) for first in range(0, 1000, 100))
     rows = decoded([(150, data)], 150, 873)
     assert [row["offset"] for row in rows] == list(range(150, 873))
     assert [row["value"] for row in rows] == [b"v%d" % i for i in range(150, 873)]
 
 
-def test_what_lies_before_a_chunks_first_offset_is_not_read_again() -> None:
+def test_records_before_first_offset_of_chunk_are_skipped() -> None:
     rows = decoded([(0, batch(0, 10)), (16, batch(10, 10))], 0, 20)
     assert [row["offset"] for row in rows] == [*range(10), *range(16, 20)]
 
 
-def test_control_batches_have_no_rows() -> None:
+def test_control_batches_yield_no_rows() -> None:
     control = build([(b"\0\0\0\0", b"")], base_offset=5, leader_epoch=0, timestamp_ms=0, is_control=True)
     rows = decoded([(0, batch(0, 5) + control + batch(6, 2))], 0, 8)
     assert [row["offset"] for row in rows] == [0, 1, 2, 3, 4, 6, 7]
 
 
-def test_large_ranges_come_in_several_arrow_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_range_is_split_into_arrow_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "_ROWS", 10_500)
     chunks = [(first, batch(first, 1000)) for first in range(0, 25_000, 1000)]
     parts = list(decode_range(iter(chunks), OffsetRange(TopicPartition("t", 0), 0, 25_000), SCHEMA))
@@ -80,59 +80,59 @@ def test_large_ranges_come_in_several_arrow_batches(monkeypatch: pytest.MonkeyPa
     assert all(part.schema.equals(SCHEMA) for part in parts)
 
 
-def test_nothing_gives_nothing() -> None:
+def test_empty_range_yields_no_rows() -> None:
     assert decoded([], 0, 0) == []
 
 
 @pytest.mark.parametrize("position", [30, 70, 100])
-def test_bad_bytes_are_refused(position: int) -> None:
+def test_corrupt_batch_is_rejected(position: int) -> None:
     data = bytearray(batch(0, 10))
     data[position] ^= 0xFF
     with pytest.raises(CorruptRecordError):
         decoded([(0, bytes(data))], 0, 10)
 
 
-def at_times(*times_ms: int) -> bytes:
-    """A batch at offset 3, whose first time is its base."""
+def batch_with_timestamps(*times_ms: int) -> bytes:
+    """Return a batch at offset 3, whose base timestamp is the first one."""
     builder = new_builder(1 << 20)
     for number, time_ms in enumerate(times_ms):
         builder.append(number, time_ms, None, b"v", [])
     return assign(seal(builder, default_compression("none")), 3, 0)
 
 
-def test_the_greatest_and_the_least_timestamp_of_spark() -> None:
-    most = (2**63 - 1) // 1000
+def test_extreme_timestamps_of_spark_are_decoded() -> None:
+    maximum_ms = (2**63 - 1) // 1000
     wanted = OffsetRange(TopicPartition("t", 7), 3, 6)
-    (part,) = decode_range([(3, at_times(0, most, -most))], wanted, SCHEMA)
-    assert part.column("timestamp").cast(pa.int64()).to_pylist() == [0, most * 1000, -most * 1000]
+    (part,) = decode_range([(3, batch_with_timestamps(0, maximum_ms, -maximum_ms))], wanted, SCHEMA)
+    assert part.column("timestamp").cast(pa.int64()).to_pylist() == [0, maximum_ms * 1000, -maximum_ms * 1000]
 
 
 @pytest.mark.parametrize("beyond", [(2**63 - 1) // 1000 + 1, -((2**63 - 1) // 1000) - 1, 2**63 - 1])
-def test_a_timestamp_that_spark_cannot_hold_names_the_record(beyond: int) -> None:
-    data = at_times(0, beyond, 5)
-    told = rf"offset 3 of t-7 .*record at offset 4 must be within .* got {beyond} ms"
-    with pytest.raises(CorruptRecordError, match=told):
+def test_timestamp_out_of_range_of_spark_names_the_record(beyond: int) -> None:
+    data = batch_with_timestamps(0, beyond, 5)
+    error = rf"offset 3 of t-7 .*record at offset 4 must be within .* got {beyond} ms"
+    with pytest.raises(CorruptRecordError, match=error):
         decoded([(3, data)], 3, 6)
-    assert len(decoded([(3, data)], 3, 4)) == 1  # the record is not asked for
+    assert len(decoded([(3, data)], 3, 4)) == 1  # the record is outside of the range
 
 
-def test_a_timestamp_that_wraps_is_refused() -> None:
-    data = at_times(2**62, 2**62 + 5)
+def test_timestamp_that_overflows_is_rejected() -> None:
+    data = batch_with_timestamps(2**62, 2**62 + 5)
     broken = bytearray(data)
     header = next(iterate(data))[1]
     assert header.base_timestamp == 2**62
-    broken[27:35] = (2**63 - 2).to_bytes(8, "big")  # the base; the second record is 5 ms later
+    broken[27:35] = (2**63 - 2).to_bytes(8, "big")  # the base timestamp, the second record is 5 ms later
     with pytest.raises(CorruptRecordError, match="a timestamp exceeds 64 bits"):
         decoded([(3, with_crc(broken))], 3, 5)
 
 
 def with_crc(batch: bytearray) -> bytes:
-    """With the CRC of what it is now."""
+    """Return the batch with a valid CRC."""
     batch[17:21] = crc32c(bytes(batch[21:])).to_bytes(4, "big")
     return bytes(batch)
 
 
-def test_record_ids_are_of_the_write_or_of_the_place() -> None:
+def test_record_id_is_the_row_name_or_the_position() -> None:
     builder = new_builder(1 << 20)
     builder.append(0, 1, None, b"a", [("own", b"x"), (BATCH_HEADER, b"q/4"), (ROW_HEADER, b"0-ab-0")])
     builder.append(1, 1, None, b"b", [])

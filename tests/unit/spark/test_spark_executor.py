@@ -1,4 +1,4 @@
-"""The command line of an executor's JVM, from what Spark's driver says in the pod's environment."""
+"""Command line of an executor's JVM, from the environment that Spark's driver sets in the pod."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ ENVIRONMENT = {
 }
 
 
-def test_options_come_in_their_order_and_arguments_by_name() -> None:
-    words = executor.command(ENVIRONMENT, Path("/jre/bin/java"), Path("/spark/jars"))
-    assert words[:6] == ["/jre/bin/java", "-Dfirst=a b", "-Dsecond=1", "-Dlast=1", "-Xms1024m", "-Xmx1024m"]
-    assert words[6:9] == ["-cp", "/spark/jars/*", executor.BACKEND]
-    arguments = dict(zip(words[9::2], words[10::2], strict=True))
+def test_executor_command_has_java_options_in_order_and_arguments() -> None:
+    command_line = executor.command(ENVIRONMENT, Path("/jre/bin/java"), Path("/spark/jars"))
+    assert command_line[:6] == ["/jre/bin/java", "-Dfirst=a b", "-Dsecond=1", "-Dlast=1", "-Xms1024m", "-Xmx1024m"]
+    assert command_line[6:9] == ["-cp", "/spark/jars/*", executor.BACKEND]
+    arguments = dict(zip(command_line[9::2], command_line[10::2], strict=True))
     assert arguments == {
         "--driver-url": ENVIRONMENT["SPARK_DRIVER_URL"],
         "--executor-id": "3",
@@ -39,11 +39,11 @@ def test_options_come_in_their_order_and_arguments_by_name() -> None:
     }
 
 
-def test_classes_of_the_driver_come_first() -> None:
-    words = executor.command({**ENVIRONMENT, "SPARK_CLASSPATH": "/more"}, Path("java"), Path("/spark/jars"))
-    assert words[words.index("-cp") + 1] == "/more:/spark/jars/*"
+def test_class_path_of_driver_precedes_jars_of_spark() -> None:
+    command_line = executor.command({**ENVIRONMENT, "SPARK_CLASSPATH": "/more"}, Path("java"), Path("/spark/jars"))
+    assert command_line[command_line.index("-cp") + 1] == "/more:/spark/jars/*"
 
 
-def test_elsewhere_it_says_what_is_missing() -> None:
+def test_missing_environment_variable_is_named() -> None:
     with pytest.raises(KeyError, match="SPARK_EXECUTOR_MEMORY"):
         executor.command({}, Path("java"), Path("jars"))

@@ -1,4 +1,4 @@
-"""Finding Java: versions as the many runtimes print them, and what does not start is passed over."""
+"""Search for Java: version texts of several runtimes, and runtimes that do not start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def fake_java(home: Path, script: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("printed", "version"),
+    ("text", "version"),
     [
         ('openjdk version "17.0.15" 2025-04-15', 17),
         ('java version "1.8.0_402"', 8),
@@ -27,17 +27,17 @@ def fake_java(home: Path, script: str) -> Path:
         ("no version here", 0),
     ],
 )
-def test_versions(tmp_path: Path, printed: str, version: int) -> None:
-    assert java_version(fake_java(tmp_path / "jdk", f"echo '{printed}' >&2")) == version
+def test_java_version_parses_output_of_each_runtime(tmp_path: Path, text: str, version: int) -> None:
+    assert java_version(fake_java(tmp_path / "jdk", f"echo '{text}' >&2")) == version
 
 
-def test_what_does_not_start_is_no_java(tmp_path: Path) -> None:
+def test_java_that_fails_to_start_has_no_version(tmp_path: Path) -> None:
     stub = fake_java(tmp_path / "stub", "echo 'openjdk version \"17\"' >&2; exit 1")
     assert java_version(stub) == 0
     assert java_version(tmp_path / "nothing") == 0
 
 
-def test_java_home_comes_first_and_is_passed_over_when_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_java_prefers_java_home_unless_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new = fake_java(tmp_path / "new", "echo 'openjdk version \"21.0.1\"' >&2")
     old = fake_java(tmp_path / "old", "echo 'openjdk version \"11.0.1\"' >&2")
     monkeypatch.setenv("JAVA_HOME", str(new))

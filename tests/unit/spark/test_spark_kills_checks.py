@@ -1,4 +1,4 @@
-"""The checks of `bench.spark_kills` find what they are for."""
+"""Checks and failure summaries of `bench.spark_kills`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ WRITTEN = {number: (number % 2, number // 2) for number in range(6)}
 
 
 def row(number: int, offset: int | None = None) -> tuple[int, int, bytes]:
-    partition, where = WRITTEN[number]
-    return partition, where if offset is None else offset, b"%d abc" % number
+    partition, position = WRITTEN[number]
+    return partition, position if offset is None else offset, b"%d abc" % number
 
 
-def made(tmp_path: Path, *files: list[tuple[int, int, bytes]], committed: int) -> Place:
+def write_files(tmp_path: Path, *files: list[tuple[int, int, bytes]], committed: int) -> Place:
     place = Place("nowhere:1", "source", "sink", tmp_path)
     log = place.parquet / "_spark_metadata"
     log.mkdir(parents=True)
@@ -42,8 +42,8 @@ def load() -> Load:
     return load
 
 
-def test_whole_files_are_right_and_uncommitted_ones_do_not_count(tmp_path: Path, load: Load) -> None:
-    place = made(tmp_path, [row(0), row(1), row(2)], [row(3), row(4), row(5)], [row(0)], committed=2)
+def test_file_check_passes_complete_files_and_ignores_uncommitted_ones(tmp_path: Path, load: Load) -> None:
+    place = write_files(tmp_path, [row(0), row(1), row(2)], [row(3), row(4), row(5)], [row(0)], committed=2)
     assert check_files(place, load) == []
 
 
@@ -55,20 +55,22 @@ def test_whole_files_are_right_and_uncommitted_ones_do_not_count(tmp_path: Path,
         ([row(n) for n in range(5)] + [row(5, offset=7)], "((1, 7), 5) is once too often there (1 such)"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, load: Load, rows: list[tuple[int, int, bytes]], text: str) -> None:
-    problems = check_files(made(tmp_path, rows, committed=1), load)
+def test_file_check_names_missing_and_repeated_rows(
+    tmp_path: Path, load: Load, rows: list[tuple[int, int, bytes]], text: str
+) -> None:
+    problems = check_files(write_files(tmp_path, rows, committed=1), load)
     assert f"files: {text}" in problems
 
 
-def test_compacted_logs_of_files_go_before_what_they_hold(tmp_path: Path, load: Load) -> None:
-    place = made(tmp_path, [row(0), row(1), row(2)], [row(3), row(4), row(5)], committed=2)
+def test_file_check_reads_compacted_log_of_committed_files(tmp_path: Path, load: Load) -> None:
+    place = write_files(tmp_path, [row(0), row(1), row(2)], [row(3), row(4), row(5)], committed=2)
     log = place.parquet / "_spark_metadata"
     entries = [line for name in ("0", "1") for line in (log / name).read_text().splitlines()[1:]]
     (log / "1.compact").write_text("\n".join(["v1", *entries]) + "\n")
     assert check_files(place, load) == []
 
 
-def test_batches_are_counted_by_their_commits(tmp_path: Path) -> None:
+def test_committed_batches_are_counted_by_commit_files(tmp_path: Path) -> None:
     place = Place("nowhere:1", "source", "sink", tmp_path)
     assert place.committed(FILES) == 0
     commits = place.checkpoint(FILES) / "commits"
@@ -78,7 +80,7 @@ def test_batches_are_counted_by_their_commits(tmp_path: Path) -> None:
     assert place.committed(FILES) == 2
 
 
-def test_the_report_of_a_failure_begins_with_the_exception() -> None:
+def test_summary_of_failure_begins_with_exceptions() -> None:
     stack = "".join(f"\tat org.example.Class.method(Class.scala:{line})\n" for line in range(200))
     first = "java.lang.IllegalStateException: Illegal size 5 of collection, expected 6"
     report = gist(f"starting\n{first}\n{stack}Caused by: java.io.IOException: no\n{stack}the end\n")
@@ -88,13 +90,13 @@ def test_the_report_of_a_failure_begins_with_the_exception() -> None:
     assert len(report) < 2500
 
 
-def test_the_report_of_a_failure_has_the_first_and_the_last_of_many_exceptions() -> None:
+def test_summary_of_failure_has_first_and_last_exceptions() -> None:
     lines = gist("".join(f"SomeError: {number}\n" for number in range(1000)) + "x" * 2000).splitlines()
     assert lines[0] == "SomeError: 0"
     assert lines[10] == "... 980 more"
     assert lines[-2] == "SomeError: 999"
 
 
-def test_a_short_log_is_told_as_it_is() -> None:
+def test_summary_of_short_log_is_the_log() -> None:
     assert gist("all of it\n") == "all of it\n"
     assert gist("") == ""

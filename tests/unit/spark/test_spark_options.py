@@ -1,4 +1,4 @@
-"""Options of the source: names and values as Spark's Kafka connector has them, and every refusal names its option."""
+"""Options of the source, compatible with Spark's Kafka connector. Errors name the option."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def parse(mode: Mode = Mode.BATCH, /, **given: str) -> SourceOptions:
     return parse_options({**BASE, **given}, mode)
 
 
-def test_defaults_are_the_connectors() -> None:
+def test_read_options_have_defaults_of_the_kafka_connector() -> None:
     batch, stream = parse(Mode.BATCH), parse(Mode.STREAM)
     assert (batch.starting.kind, batch.ending.kind) == (BoundKind.EARLIEST, BoundKind.LATEST)
     assert stream.starting.kind is BoundKind.LATEST
@@ -24,7 +24,7 @@ def test_defaults_are_the_connectors() -> None:
     assert batch.topics == ("a",)
 
 
-def test_names_are_case_insensitive() -> None:
+def test_names_of_read_options_are_case_insensitive() -> None:
     options = parse_options(
         {
             "KAFKA.BOOTSTRAP.SERVERS": "h:1",
@@ -39,14 +39,14 @@ def test_names_are_case_insensitive() -> None:
     assert options.include_headers
 
 
-def test_client_settings_pass_without_the_prefix() -> None:
+def test_read_options_pass_client_settings_without_prefix() -> None:
     options = parse(**{"kafka.request.timeout.ms": "5000", "kafka.max.partition.fetch.bytes": "65536"})
     assert options.client_config["request.timeout.ms"] == "5000"
     assert options.client_config["max.partition.fetch.bytes"] == "65536"
     assert "bootstrap.servers" not in options.client_config
 
 
-def test_a_group_is_a_name_only() -> None:
+def test_group_options_set_the_client_id_only() -> None:
     assert parse().client_config["client.id"] == "spark-kipmesh-source"
     assert parse(groupIdPrefix="mine").client_config["client.id"] == "mine"
     both = parse(**{"groupIdPrefix": "mine", "kafka.group.id": "g"})
@@ -67,21 +67,21 @@ def test_a_group_is_a_name_only() -> None:
         ("1d", 86_400_000),
     ],
 )
-def test_a_delay_has_a_unit(given: str, delay_ms: int) -> None:
+def test_max_trigger_delay_accepts_units(given: str, delay_ms: int) -> None:
     assert parse(Mode.STREAM, maxTriggerDelay=given).max_trigger_delay_ms == delay_ms
 
 
-def test_the_delay_is_the_connectors_by_default() -> None:
+def test_max_trigger_delay_has_default_of_the_kafka_connector() -> None:
     assert parse(Mode.STREAM).max_trigger_delay_ms == 15 * 60_000
 
 
-def test_offsets_json() -> None:
+def test_starting_and_ending_offsets_are_parsed_from_json() -> None:
     options = parse(startingOffsets='{"a":{"0":23,"1":-2}}', endingOffsets='{"a":{"0":50,"1":-1}}')
     assert options.starting.positions == {TopicPartition("a", 0): 23, TopicPartition("a", 1): -2}
     assert options.ending.positions == {TopicPartition("a", 0): 50, TopicPartition("a", 1): -1}
 
 
-def test_a_timestamp_goes_before_timestamps_before_offsets() -> None:
+def test_timestamp_overrides_timestamps_by_partition_and_offsets() -> None:
     both = parse(
         startingTimestamp="1000", startingOffsetsByTimestamp='{"a":{"0":1}}', endingOffsetsByTimestamp='{"a":{"0":7}}'
     )
@@ -89,7 +89,7 @@ def test_a_timestamp_goes_before_timestamps_before_offsets() -> None:
     assert both.ending.positions == {TopicPartition("a", 0): 7}
 
 
-def test_assign_and_pattern() -> None:
+def test_assign_and_subscribe_pattern_select_partitions() -> None:
     assigned = parse_options({"kafka.bootstrap.servers": "h:1", "assign": '{"b":[1,0],"a":[2]}'}, Mode.BATCH)
     assert assigned.assignment == (TopicPartition("a", 2), TopicPartition("b", 0), TopicPartition("b", 1))
     pattern = parse_options({"kafka.bootstrap.servers": "h:1", "subscribePattern": "fl.*"}, Mode.BATCH)
@@ -97,7 +97,7 @@ def test_assign_and_pattern() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "given", "named"),
+    ("mode", "given", "name"),
     [
         (Mode.BATCH, {"startingOffset": "earliest"}, "startingOffset"),
         (Mode.BATCH, {"assign": '{"a":[0]}'}, "subscribe"),
@@ -144,13 +144,13 @@ def test_assign_and_pattern() -> None:
         (Mode.STREAM, {"maxTriggerDelay": "5 weeks"}, "maxTriggerDelay"),
     ],
 )
-def test_a_bad_option_is_named(mode: Mode, given: dict[str, str], named: str) -> None:
+def test_invalid_read_option_is_named(mode: Mode, given: dict[str, str], name: str) -> None:
     with pytest.raises(InvalidOptionError) as caught:
         parse(mode, **given)
-    assert caught.value.option == named
-    assert f"option {named} " in str(caught.value)
+    assert caught.value.option == name
+    assert f"option {name} " in str(caught.value)
 
 
-def test_a_bad_pattern_is_named() -> None:
+def test_invalid_subscribe_pattern_is_named() -> None:
     with pytest.raises(InvalidOptionError, match="subscribePattern"):
         parse_options({"kafka.bootstrap.servers": "h:1", "subscribePattern": "("}, Mode.BATCH)

@@ -1,4 +1,4 @@
-"""Filters as bounds: beside an oracle that looks at every record, no record that fulfils all of them is left out."""
+"""Filters as bounds of offset ranges, compared with an oracle that checks each record."""
 
 from __future__ import annotations
 
@@ -42,27 +42,29 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Log:
-    """Partitions whose records have any times, and ListOffsets as it is defined."""
+    """Partitions with records of arbitrary timestamps, and ListOffsets by its definition."""
 
     def __init__(self, partitions: Mapping[TopicPartition, list[int]]) -> None:
         self.partitions = partitions
-        self.asked: list[Mapping[TopicPartition, int]] = []
+        self.requests: list[Mapping[TopicPartition, int]] = []
 
     def offsets_for_times(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        self.asked.append(times)
+        self.requests.append(times)
         return {
-            where: next((offset for offset, at in enumerate(self.partitions[where]) if at >= time), None)
-            for where, time in times.items()
+            topic_partition: next(
+                (offset for offset, at in enumerate(self.partitions[topic_partition]) if at >= time), None
+            )
+            for topic_partition, time in times.items()
         }
 
     def ranges(self) -> list[OffsetRange]:
-        return [OffsetRange(where, 0, len(times)) for where, times in self.partitions.items()]
+        return [OffsetRange(topic_partition, 0, len(times)) for topic_partition, times in self.partitions.items()]
 
     def records(self, ranges: list[OffsetRange]) -> set[Record]:
         return {
-            (*each.topic_partition, offset, self.partitions[each.topic_partition][offset])
-            for each in ranges
-            for offset in range(each.start, each.end)
+            (*offset_range.topic_partition, offset, self.partitions[offset_range.topic_partition][offset])
+            for offset_range in ranges
+            for offset in range(offset_range.start, offset_range.end)
         }
 
 
@@ -71,7 +73,7 @@ def time(milliseconds: float) -> datetime:
 
 
 def holds(record: Record, given: Filter) -> bool:
-    """What Spark finds: the dumb way."""
+    """Return whether a record matches a filter, like Spark."""
     match given:
         case Not(child):
             return not holds(record, child)
@@ -79,36 +81,36 @@ def holds(record: Record, given: Filter) -> bool:
             return False
         case IsNotNull():
             return True
-    own: Any = record[COLUMNS[given.attribute[0]]]  # type: ignore[attr-defined]
+    actual: Any = record[COLUMNS[given.attribute[0]]]  # type: ignore[attr-defined]
     if given.attribute[0] == "timestamp":  # type: ignore[attr-defined]
-        own = time(own)
+        actual = time(actual)
     value = given.value  # type: ignore[attr-defined]
     match given:
         case EqualTo() | EqualNullSafe():
-            return bool(own == value)
+            return bool(actual == value)
         case GreaterThan():
-            return bool(own > value)
+            return bool(actual > value)
         case GreaterThanOrEqual():
-            return bool(own >= value)
+            return bool(actual >= value)
         case LessThan():
-            return bool(own < value)
+            return bool(actual < value)
         case LessThanOrEqual():
-            return bool(own <= value)
+            return bool(actual <= value)
         case In():
-            return own in value
+            return actual in value
         case StringStartsWith():
-            return str(own).startswith(value)
+            return str(actual).startswith(value)
         case StringEndsWith():
-            return str(own).endswith(value)
+            return str(actual).endswith(value)
         case StringContains():
-            return value in own
+            return value in actual
     raise AssertionError(given)
 
 
 def filters() -> st.SearchStrategy[Filter]:
     def of(column: str, values: st.SearchStrategy[Any], *more: Any) -> st.SearchStrategy[Filter]:
-        one = (EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual, *more)
-        compared = st.builds(lambda kind, value: kind((column,), value), st.sampled_from(one), values)
+        filter_types = (EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual, *more)
+        compared = st.builds(lambda kind, value: kind((column,), value), st.sampled_from(filter_types), values)
         listed = st.lists(values, min_size=1, max_size=3).map(lambda some: In((column,), tuple(some)))
         nulls = st.sampled_from([IsNull((column,)), IsNotNull((column,))])
         return compared | listed | nulls
@@ -134,25 +136,30 @@ LOGS = st.dictionaries(
 
 @settings(deadline=None)
 @given(LOGS, st.lists(filters(), max_size=4))
-def test_no_record_is_left_out_and_what_is_decided_is(log: Log, chosen: list[Filter]) -> None:
+def test_pushdown_keeps_each_matching_record_and_decides_taken_filters(log: Log, chosen: list[Filter]) -> None:
     pushdown = Pushdown()
-    left = pushdown.take(chosen)
-    assert all(any(one is each for each in chosen) for one in left), "Spark takes its own filters back only"
-    planned = log.records(pushdown.narrow(log.ranges(), log))
-    everything = log.records(log.ranges())
-    wanted = {record for record in everything if all(holds(record, each) for each in chosen)}
-    assert wanted <= planned
-    assert wanted == {record for record in planned if all(holds(record, each) for each in left)}
+    remaining = pushdown.take(chosen)
+    assert all(any(kept is original for original in chosen) for kept in remaining), (
+        "Spark accepts only its own filter objects"
+    )
+    narrowed = log.records(pushdown.narrow(log.ranges(), log))
+    all_records = log.records(log.ranges())
+    wanted = {record for record in all_records if all(holds(record, taken) for taken in chosen)}
+    assert wanted <= narrowed
+    assert wanted == {record for record in narrowed if all(holds(record, kept) for kept in remaining)}
 
 
-def log_of(*times: int) -> Log:
+def make_log(*times: int) -> Log:
     return Log({TopicPartition("a", 0): list(times), TopicPartition("b", 1): list(times)})
 
 
-def planned(log: Log, *chosen: Filter) -> list[tuple[str, int, int, int]]:
+def planned_ranges(log: Log, *chosen: Filter) -> list[tuple[str, int, int, int]]:
     pushdown = Pushdown()
     pushdown.take(chosen)
-    return [(*each.topic_partition, each.start, each.end) for each in pushdown.narrow(log.ranges(), log)]
+    return [
+        (*offset_range.topic_partition, offset_range.start, offset_range.end)
+        for offset_range in pushdown.narrow(log.ranges(), log)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -167,17 +174,17 @@ def planned(log: Log, *chosen: Filter) -> list[tuple[str, int, int, int]]:
         ([In(("offset",), (1, 3)), StringStartsWith(("topic",), "b")], [("b", 1, 1, 4)]),
     ],
 )
-def test_what_is_planned(chosen: list[Filter], expected: list[tuple[str, int, int, int]]) -> None:
-    assert planned(log_of(10, 15, 30, 12, 20), *chosen) == expected
+def test_filters_narrow_planned_ranges(chosen: list[Filter], expected: list[tuple[str, int, int, int]]) -> None:
+    assert planned_ranges(make_log(10, 15, 30, 12, 20), *chosen) == expected
 
 
-def test_what_is_not_understood_is_sparks() -> None:
-    strange: list[Filter] = [
+def test_unsupported_filters_are_left_to_spark() -> None:
+    unsupported: list[Filter] = [
         EqualTo(("offset",), 1.5),
         EqualTo(("partition",), True),
         EqualTo(("topic",), None),
         In(("topic",), ("a", None)),
-        GreaterThan(("timestamp",), datetime(2024, 1, 1)),  # of no zone
+        GreaterThan(("timestamp",), datetime(2024, 1, 1)),  # without time zone
         EqualTo(("value",), b"x"),
         EqualTo(("headers", "key"), "x"),
         IsNull(("offset",)),
@@ -187,30 +194,30 @@ def test_what_is_not_understood_is_sparks() -> None:
         IsNotNull(("key",)),
     ]
     pushdown = Pushdown()
-    assert pushdown.take(strange) == strange
+    assert pushdown.take(unsupported) == unsupported
     assert (pushdown.tests, pushdown.first_time_ms, pushdown.end_offset) == ([], None, 4)
 
 
-def test_nobody_asks_for_times_that_no_filter_names() -> None:
-    log = log_of(1, 2)
-    planned(log, EqualTo(("partition",), 0))
-    planned(log, EqualTo(("partition",), 5), GreaterThan(("timestamp",), time(1)))
-    assert log.asked == []
-    planned(log, EqualTo(("partition",), 1), GreaterThan(("timestamp",), time(1)))
-    assert log.asked == [{TopicPartition("b", 1): 2}]
+def test_timestamps_are_requested_only_for_planned_partitions_with_time_filters() -> None:
+    log = make_log(1, 2)
+    planned_ranges(log, EqualTo(("partition",), 0))
+    planned_ranges(log, EqualTo(("partition",), 5), GreaterThan(("timestamp",), time(1)))
+    assert log.requests == []
+    planned_ranges(log, EqualTo(("partition",), 1), GreaterThan(("timestamp",), time(1)))
+    assert log.requests == [{TopicPartition("b", 1): 2}]
 
 
-def test_a_reader_with_filters_is_as_one_without_to_a_spark_that_hands_none_down() -> None:
+def test_reader_with_pushdown_inherits_default_for_spark_and_pickles() -> None:
     given = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "a", "pushFilters": "true"}
     reader = KipmeshReader(parse_options(given, Mode.BATCH))
     assert reader.pushFilters.__func__ is DataSourceReader.pushFilters
     chosen: list[Filter] = [EqualTo(("topic",), "a"), LessThan(("timestamp",), time(1))]
     assert reader.pushFilters(chosen) == chosen[1:]
-    travelled = pickle.loads(pickle.dumps(reader))
-    assert [test(TopicPartition("b", 0)) for test in travelled.pushdown.tests] == [False]
+    unpickled = pickle.loads(pickle.dumps(reader))
+    assert [test(TopicPartition("b", 0)) for test in unpickled.pushdown.tests] == [False]
 
 
-def test_filters_are_used_only_where_the_option_says_so() -> None:
+def test_filters_are_pushed_down_only_if_the_option_enables_it() -> None:
     given = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "a"}
     reader = KipmeshReader(parse_options(given, Mode.BATCH))
     chosen: list[Filter] = [EqualTo(("topic",), "a"), LessThan(("timestamp",), time(1))]

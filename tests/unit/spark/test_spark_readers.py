@@ -1,4 +1,4 @@
-"""What Spark calls in a streaming read, called as Spark calls it but without Spark; beside a fake cluster."""
+"""Readers of streams, called like Spark calls them, with a fake cluster."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from kipmesh.testing.fake_broker import FakeCluster
 Json = dict[str, dict[str, int]]
 
 
-def options(bootstrap: str = "127.0.0.1:1", /, **given: Any) -> SourceOptions:
-    strategy = {} if "subscribePattern" in given or "assign" in given else {"subscribe": "t"}
-    raw = {"kafka.bootstrap.servers": bootstrap, "startingOffsets": "earliest", **strategy, **given}
+def options(bootstrap: str = "127.0.0.1:1", /, **changes: Any) -> SourceOptions:
+    strategy = {} if "subscribePattern" in changes or "assign" in changes else {"subscribe": "t"}
+    raw = {"kafka.bootstrap.servers": bootstrap, "startingOffsets": "earliest", **strategy, **changes}
     return parse_options({name: str(value) for name, value in raw.items()}, Mode.STREAM)
 
 
 @contextmanager
-def query(cluster: FakeCluster, **given: Any) -> Iterator[KipmeshStreamReader]:
-    """A reader as it is in the process that Spark starts for a query."""
-    reader = pickle.loads(pickle.dumps(KipmeshStreamReader(options(cluster.bootstrap, **given))))
+def query(cluster: FakeCluster, **changes: Any) -> Iterator[KipmeshStreamReader]:
+    """Yield an unpickled reader, like in the process that Spark starts for a query."""
+    reader = pickle.loads(pickle.dumps(KipmeshStreamReader(options(cluster.bootstrap, **changes))))
     try:
         yield reader
     finally:
@@ -45,18 +45,18 @@ def query(cluster: FakeCluster, **given: Any) -> Iterator[KipmeshStreamReader]:
 
 
 def next_end(reader: KipmeshStreamReader, start: Json) -> Json:
-    """Through the JSON that a checkpoint has."""
+    """Return the end of the next micro-batch, as read from the JSON of a checkpoint."""
     return dict(json.loads(json.dumps(reader.latestOffset(start, reader.getDefaultReadLimit()))))
 
 
 def rows(reader: KipmeshStreamReader, start: Json, end: Json) -> list[str]:
-    """The values of a micro-batch; each task has the reader and its partition by pickle."""
-    found: list[str] = []
+    """Return the values of a micro-batch. Each task unpickles the reader and its partition."""
+    values: list[str] = []
     for partition in reader.partitions(start, end):
         task, piece = pickle.loads(pickle.dumps((reader, partition)))
         for batch in task.read(piece):
-            found += [value.decode() for value in batch.column("value").to_pylist()]
-    return sorted(found)
+            values += [value.decode() for value in batch.column("value").to_pylist()]
+    return sorted(values)
 
 
 def append(cluster: FakeCluster, topic: str, partition: int, *values: str) -> None:
@@ -64,7 +64,7 @@ def append(cluster: FakeCluster, topic: str, partition: int, *values: str) -> No
     cluster.topics[topic].partitions[partition].append(data)
 
 
-async def beside_a_cluster(work: Callable[[FakeCluster], Any]) -> None:
+async def run_with_cluster(work: Callable[[FakeCluster], Any]) -> None:
     async with FakeCluster(2) as cluster:
         cluster.create_topic("t", 2)
         append(cluster, "t", 0, *(f"a{i}" for i in range(6)))
@@ -72,7 +72,7 @@ async def beside_a_cluster(work: Callable[[FakeCluster], Any]) -> None:
         await asyncio.to_thread(work, cluster)
 
 
-async def test_micro_batches_have_each_record_once() -> None:
+async def test_micro_batches_return_each_record_once() -> None:
     def work(cluster: FakeCluster) -> None:
         with query(cluster, maxOffsetsPerTrigger=6) as reader:
             start = reader.initialOffset()
@@ -86,10 +86,10 @@ async def test_micro_batches_have_each_record_once() -> None:
         with query(cluster, maxOffsetsPerTrigger=6) as restarted:
             assert rows(restarted, middle, end) == ["a4", "a5", "b2"]
 
-    await beside_a_cluster(work)
+    await run_with_cluster(work)
 
 
-async def test_available_now_ends_where_the_topics_ended() -> None:
+async def test_available_now_ends_at_the_ends_of_its_start() -> None:
     def work(cluster: FakeCluster) -> None:
         with query(cluster, minOffsetsPerTrigger=100) as reader:
             reader.prepareForTriggerAvailableNow()
@@ -98,27 +98,29 @@ async def test_available_now_ends_where_the_topics_ended() -> None:
             assert end == {"t": {"0": 6, "1": 3}}
             assert next_end(reader, end) == end
 
-    await beside_a_cluster(work)
+    await run_with_cluster(work)
 
 
-async def test_the_least_is_waited_for() -> None:
+async def test_micro_batch_waits_for_min_offsets_per_trigger() -> None:
     def work(cluster: FakeCluster) -> None:
         with query(cluster, minOffsetsPerTrigger=4, maxOffsetsPerTrigger=8) as reader:
             assert reader.getDefaultReadLimit() == ReadMaxRows(8)
             first = next_end(reader, reader.initialOffset())
-            assert next_end(reader, first) == first, "there is one more record, and the first batch is just over"
-            once = reader.latestOffset(first, ReadAllAvailable())
-            assert once == {"t": {"0": 6, "1": 3}}
+            assert next_end(reader, first) == first, (
+                "one record is fewer than minOffsetsPerTrigger, and the delay has not passed"
+            )
+            all_available = reader.latestOffset(first, ReadAllAvailable())
+            assert all_available == {"t": {"0": 6, "1": 3}}
             append(cluster, "t", 1, "b3", "b4", "b5")
             assert next_end(reader, first) == {"t": {"0": 6, "1": 6}}
         with query(cluster, minOffsetsPerTrigger=4, maxTriggerDelay="0s") as reader:
             assert reader.getDefaultReadLimit() == ReadMinRows(4)
-            assert next_end(reader, first) == once | {"t": {"0": 6, "1": 6}}
+            assert next_end(reader, first) == all_available | {"t": {"0": 6, "1": 6}}
 
-    await beside_a_cluster(work)
+    await run_with_cluster(work)
 
 
-async def test_new_topics_and_partitions_are_read_from_their_beginning() -> None:
+async def test_new_topic_is_read_from_its_first_offset() -> None:
     def work(cluster: FakeCluster) -> None:
         with query(cluster, subscribePattern="t|new-.*") as reader:
             first = next_end(reader, reader.initialOffset())
@@ -134,10 +136,10 @@ async def test_new_topics_and_partitions_are_read_from_their_beginning() -> None
         with query(cluster, subscribePattern="t|new-.*", failOnDataLoss="false") as reader:
             assert next_end(reader, second) == first
 
-    await beside_a_cluster(work)
+    await run_with_cluster(work)
 
 
-async def test_a_topic_that_is_gone_is_named() -> None:
+async def test_error_of_deleted_topic_names_topic_and_option() -> None:
     def work(cluster: FakeCluster) -> None:
         with query(cluster) as reader:
             start = reader.initialOffset()
@@ -153,10 +155,10 @@ async def test_a_topic_that_is_gone_is_named() -> None:
         with query(cluster, assign='{"t":[0]}') as reader, pytest.raises(InvalidOptionError, match="option assign"):
             reader.initialOffset()
 
-    await beside_a_cluster(work)
+    await run_with_cluster(work)
 
 
-async def test_a_start_where_nothing_is_names_the_option() -> None:
+async def test_start_beyond_log_end_names_the_option() -> None:
     def work(cluster: FakeCluster) -> None:
         beyond = '{"t":{"0":7,"1":3}}'
         with (
@@ -167,44 +169,44 @@ async def test_a_start_where_nothing_is_names_the_option() -> None:
         with query(cluster, startingOffsets=beyond, failOnDataLoss="false") as reader:
             assert reader.initialOffset() == {"t": {"0": 6, "1": 3}}
 
-    await beside_a_cluster(work)
+    await run_with_cluster(work)
 
 
-def test_what_pyspark_4_1_lacks_is_refused_by_name() -> None:
+def test_read_limits_are_rejected_without_pyspark_4_2() -> None:
     refuse_read_limits(options())
     for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger"):
         with pytest.raises(InvalidOptionError, match=f"option {name} needs pyspark 4.2"):
             refuse_read_limits(options(**{name: 5}))
 
 
-async def test_on_pyspark_4_1_a_micro_batch_takes_all_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_micro_batch_reads_all_records_on_pyspark_4_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark.sql.streaming.datasource", None)
     spec = importlib.util.find_spec("kipmesh.spark.readers")
     assert spec is not None
     assert spec.loader is not None
-    older = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(older)
+    older_module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(older_module)
     with pytest.raises(InvalidOptionError, match=r"option maxOffsetsPerTrigger needs pyspark 4\.2"):
-        older.KipmeshStreamReader(options(maxOffsetsPerTrigger=5))
+        older_module.KipmeshStreamReader(options(maxOffsetsPerTrigger=5))
 
     def work(cluster: FakeCluster) -> None:
-        reader = older.KipmeshStreamReader(options(cluster.bootstrap))
+        reader = older_module.KipmeshStreamReader(options(cluster.bootstrap))
         start, end = reader.initialOffset(), reader.latestOffset()
         assert (start, end) == ({"t": {"0": 0, "1": 0}}, {"t": {"0": 6, "1": 3}})
         assert len(reader.partitions(start, end)) == 2
         reader.stop()
 
-    await beside_a_cluster(work)
+    await run_with_cluster(work)
 
 
-async def test_one_task_reads_all_partitions_where_one_task_is_asked_for() -> None:
+async def test_max_tasks_limits_number_of_tasks() -> None:
     def work(cluster: FakeCluster) -> None:
         end = {"t": {"0": 6, "1": 3}}
         expected = [*(f"a{i}" for i in range(6)), *(f"b{i}" for i in range(3))]
-        for given, count in (({}, 2), ({"maxTasks": 1}, 1), ({"maxTasks": 2, "minPartitions": 2}, 2)):
-            with query(cluster, **given) as reader:
+        for changes, count in (({}, 2), ({"maxTasks": 1}, 1), ({"maxTasks": 2, "minPartitions": 2}, 2)):
+            with query(cluster, **changes) as reader:
                 start = reader.initialOffset()
                 assert len(reader.partitions(start, end)) == count
                 assert rows(reader, start, end) == expected
 
-    await beside_a_cluster(work)
+    await run_with_cluster(work)

@@ -1,4 +1,4 @@
-"""The decoder beside an oracle that makes an object of each record: the same rows, or a typed error."""
+"""The columnar decoder returns the rows of an oracle that decodes each record, or raises CorruptRecordError."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ TIME = 1_700_000_000_000
 def decode_range(
     chunks: Iterable[tuple[int, bytes]], wanted: OffsetRange, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """As a task of one range does."""
+    """Decode chunks of one range."""
     return decoding.decode(((wanted, first, chunk) for first, chunk in chunks), schema)
 
 
 class Zeros(NamedTuple):
-    """So many of them: hypothesis warns of values that are long to print."""
+    """A field of zero bytes. Hypothesis warns about values with a long representation."""
 
     size_bytes: int
 
@@ -47,7 +47,7 @@ class Zeros(NamedTuple):
 Field = bytes | Zeros | None
 
 
-class Given(NamedTuple):
+class RecordFields(NamedTuple):
     """One record."""
 
     key: Field
@@ -57,9 +57,9 @@ class Given(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Some records; `gap` offsets before it are not there, `holes` are records that compaction took."""
+    """A batch after a gap of `gap` offsets. `holes` are indexes of records that compaction removed."""
 
-    records: list[Given]
+    records: list[RecordFields]
     compression: str
     append_time: int | None
     gap: int
@@ -70,7 +70,7 @@ class Batch(NamedTuple):
 FIELDS = st.none() | st.binary(max_size=3) | st.builds(Zeros, st.integers(60, 70) | st.just(9000))
 NAMES = st.text(max_size=3) | st.sampled_from([BATCH_HEADER, ROW_HEADER])
 RECORDS = st.builds(
-    Given,
+    RecordFields,
     FIELDS,
     FIELDS,
     st.integers(-300, 300) | st.integers(-TIME, 1 << 40),
@@ -79,7 +79,7 @@ RECORDS = st.builds(
 BATCHES = st.builds(
     Batch,
     st.lists(RECORDS, min_size=1, max_size=12)
-    | RECORDS.flatmap(lambda one: st.integers(1, 80).map(lambda times: [one] * times)),
+    | RECORDS.flatmap(lambda repeated: st.integers(1, 80).map(lambda times: [repeated] * times)),
     st.sampled_from(COMPRESSIONS),
     st.none() | st.integers(0, 1 << 41),
     st.integers(0, 3),
@@ -88,12 +88,12 @@ BATCHES = st.builds(
 )
 
 
-def octets(field: Field) -> bytes | None:
+def field_bytes(field: Field) -> bytes | None:
     return bytes(field.size_bytes) if isinstance(field, Zeros) else field
 
 
-def encoded(batches: Sequence[Batch]) -> tuple[bytes, int]:
-    """As they lie in a log, and the offset after them."""
+def encode(batches: Sequence[Batch]) -> tuple[bytes, int]:
+    """Return the batches as stored in a log, and the next offset."""
     data, offset = b"", 0
     for batch in batches:
         offset += batch.gap
@@ -102,9 +102,11 @@ def encoded(batches: Sequence[Batch]) -> tuple[bytes, int]:
             offset += 1
             continue
         builder = new_builder(1 << 30)
-        kept = [each for each in enumerate(batch.records) if each[0] not in batch.holes] or [(0, batch.records[0])]
+        kept = [pair for pair in enumerate(batch.records) if pair[0] not in batch.holes] or [(0, batch.records[0])]
         for index, record in kept:
-            builder.append(index, TIME + record.late_ms, octets(record.key), octets(record.value), record.headers)
+            builder.append(
+                index, TIME + record.late_ms, field_bytes(record.key), field_bytes(record.value), record.headers
+            )
         sealed = seal(builder, default_compression(batch.compression))
         last = parse_header(sealed)._replace(last_offset_delta=len(batch.records) - 1, record_count=len(kept))
         data += assign(join(last, sealed[HEADER_BYTES:]), offset, 5, batch.append_time)
@@ -113,7 +115,7 @@ def encoded(batches: Sequence[Batch]) -> tuple[bytes, int]:
 
 
 def oracle(chunks: Sequence[tuple[int, bytes]], start: int, end: int) -> list[dict[str, Any]]:
-    """What `decode_columns` makes of the same bytes."""
+    """Return the rows that `decode_columns` decodes from the same bytes."""
     rows = []
     for first, data in chunks:
         columns = decode_columns(data, start_offset=first, end_offset=end, with_headers=True)
@@ -140,9 +142,11 @@ def decoded(
 
 @UNHURRIED
 @given(st.lists(BATCHES, max_size=5), st.lists(BATCHES, max_size=2), st.integers(0, 30), st.integers(0, 200))
-def test_the_same_as_the_oracle(one: list[Batch], other: list[Batch], start: int, length: int) -> None:
-    data, middle = encoded(one)
-    more, _ = encoded([*one, *other])
+def test_decoder_matches_the_oracle(
+    first_batches: list[Batch], more_batches: list[Batch], start: int, length: int
+) -> None:
+    data, middle = encode(first_batches)
+    more, _ = encode([*first_batches, *more_batches])
     chunks = [(start, data), (max(start, middle), more[len(data) :])]
     expected = oracle(chunks, start, start + length)
     assert decoded(chunks, start, start + length) == expected
@@ -152,16 +156,16 @@ def test_the_same_as_the_oracle(one: list[Batch], other: list[Batch], start: int
 
 @UNHURRIED
 @given(st.lists(st.tuples(st.sampled_from("tu"), st.integers(0, 2), BATCHES), max_size=6))
-def test_several_partitions_in_turns(turns: list[tuple[str, int, Batch]]) -> None:
-    """Their batches become Arrow together; each row says whose it is, and each partition has its own in order."""
+def test_decoder_keeps_order_of_interleaved_partitions(chunks_of_partitions: list[tuple[str, int, Batch]]) -> None:
+    """One Arrow batch may have rows of several partitions. The rows of each partition stay in order."""
     ends: dict[TopicPartition, int] = {}
     chunks, expected = [], []
-    for topic, number, batch in turns:
-        place = TopicPartition(topic, number)
-        first = ends.get(place, 0)
-        data, length = encoded([batch._replace(gap=first)])
-        ends[place] = length
-        chunks.append((OffsetRange(place, 0, 1 << 40), first, data))
+    for topic, number, batch in chunks_of_partitions:
+        topic_partition = TopicPartition(topic, number)
+        first = ends.get(topic_partition, 0)
+        data, length = encode([batch._replace(gap=first)])
+        ends[topic_partition] = length
+        chunks.append((OffsetRange(topic_partition, 0, 1 << 40), first, data))
         rows = [{**row, "topic": topic, "partition": number} for row in oracle([(first, data)], 0, 1 << 40)]
         expected += [(row["topic"], row["partition"], row["offset"], row["value"]) for row in rows]
     found = [row for part in decoding.decode(chunks, PLAIN) for row in part.to_pylist()]
@@ -170,10 +174,10 @@ def test_several_partitions_in_turns(turns: list[tuple[str, int, Batch]]) -> Non
 
 @UNHURRIED
 @given(BATCHES, st.integers(0, 200), st.integers(0, 255))
-@example(Batch([Given(None, b"", 0, [])], "none", None, 0, frozenset(), False), 0, 1)
-def test_bytes_that_are_no_records_are_a_typed_error(batch: Batch, position: int, octet: int) -> None:
-    """The CRC is made right again, so that it is the records themselves that are read."""
-    data, _ = encoded([batch._replace(compression="none", is_control=False)])
+@example(Batch([RecordFields(None, b"", 0, [])], "none", None, 0, frozenset(), False), 0, 1)
+def test_malformed_records_raise_corrupt_record_error(batch: Batch, position: int, octet: int) -> None:
+    """The CRC is valid, so the decoder reads the damaged records."""
+    data, _ = encode([batch._replace(compression="none", is_control=False)])
     body = bytearray(data[HEADER_BYTES:])
     body[position % len(body)] = octet
     bad = join(parse_header(data), bytes(body))
@@ -234,7 +238,7 @@ GOOD = (b"\0", 0, 0, -1, 1, b"x", 0)
         ([record(*GOOD), record(*GOOD)], 2),
     ],
 )
-def test_what_lies_about_itself_is_refused(records: list[bytes], count: int) -> None:
+def test_inconsistent_record_fields_are_rejected(records: list[bytes], count: int) -> None:
     with pytest.raises(CorruptRecordError, match="batch at offset 0 of t-7 cannot be read"):
         decoded([(0, of_records(*records, count=count))], 0, 10)
     assert len(decoded([(0, of_records(record(*GOOD)))], 0, 10)) == 1
@@ -242,40 +246,40 @@ def test_what_lies_about_itself_is_refused(records: list[bytes], count: int) -> 
 
 @UNHURRIED
 @given(st.lists(st.integers(0, 300) | st.integers(16_000, 16_400), min_size=1, max_size=60), st.integers(1, 30))
-def test_starts_are_those_of_a_walk(sizes: list[int], repeats: int) -> None:
+def test_record_starts_match_a_sequential_scan(sizes: list[int], repeats: int) -> None:
     records = [record(bytes(size)) for size in sizes for _ in range(repeats if size < 300 else 1)]
-    one, length = b"".join(records), sum(map(len, records))
+    body, length = b"".join(records), sum(map(len, records))
     expected = np.cumsum([0, *map(len, records)])[:-1]
     for batches in (1, 3, 40):
-        data = one * batches
+        data = body * batches
         begins = [length * number for number in range(batches)]
-        starts = record_starts(data, np.frombuffer(data, np.uint8), begins, [each + length for each in begins])
-        assert [each.tolist() for each in starts] == [(expected + begin).tolist() for begin in begins]
+        starts = record_starts(data, np.frombuffer(data, np.uint8), begins, [begin + length for begin in begins])
+        assert [record_start.tolist() for record_start in starts] == [(expected + begin).tolist() for begin in begins]
 
 
 @pytest.mark.parametrize("batches", [1, 40])
-def test_a_batch_that_ends_within_a_record_is_refused(batches: int) -> None:
+def test_batch_that_ends_within_a_record_is_rejected(batches: int) -> None:
     data = (record(bytes(5)) + record(bytes(6)) + record(bytes(7))) * batches
-    octets, length = np.frombuffer(data, np.uint8), len(data) // batches
+    array, length = np.frombuffer(data, np.uint8), len(data) // batches
     begins = [length * number for number in range(batches)]
     with pytest.raises(CorruptRecordError):
-        record_starts(data, octets, begins, [each + length - 1 for each in begins])
+        record_starts(data, array, begins, [begin + length - 1 for begin in begins])
 
 
-def test_what_waits_is_bounded_by_bytes_of_records_and_not_of_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffer_is_limited_by_uncompressed_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding, "_BYTES", 50_000)
-    batch = Batch([Given(None, Zeros(9000), 0, [])] * 5, "zstd", None, 0, frozenset(), False)
-    data, end = encoded([batch] * 6)
+    batch = Batch([RecordFields(None, Zeros(9000), 0, [])] * 5, "zstd", None, 0, frozenset(), False)
+    data, end = encode([batch] * 6)
     parts = list(decode_range([(0, data)], OffsetRange(TopicPartition("t", 7), 0, end), PLAIN))
     assert [part.num_rows for part in parts] == [5] * 6
     assert pickle.loads(pickle.dumps(parts[0])).nbytes < 60_000
 
 
-def test_what_waits_holds_few_fetches() -> None:
-    """Of each fetch one small batch is wanted, as where a micro-batch takes little of each of many partitions."""
-    small = Batch([Given(None, b"x", 0, [])], "none", None, 0, frozenset(), False)
-    large = Batch([Given(None, Zeros(1 << 20), 0, [])], "none", None, 0, frozenset(), False)
-    data, _ = encoded([small, large])
+def test_buffer_holds_few_fetched_chunks() -> None:
+    """Each chunk contributes one small batch, as when a micro-batch reads little of many partitions."""
+    small = Batch([RecordFields(None, b"x", 0, [])], "none", None, 0, frozenset(), False)
+    large = Batch([RecordFields(None, Zeros(1 << 20), 0, [])], "none", None, 0, frozenset(), False)
+    data, _ = encode([small, large])
     given = 0
 
     def chunks() -> Iterator[tuple[OffsetRange, int, bytes]]:

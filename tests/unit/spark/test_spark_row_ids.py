@@ -1,4 +1,4 @@
-"""Names of rows that are written: equal for a task that is run again, different within one run."""
+"""Names of written rows: equal in a retried task, distinct within one run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ def row(number: int) -> Row:
 
 
 def names(rows: list[Row], *, task: int = 3, parts: int = 1) -> list[bytes]:
-    """In calls of about equal size."""
-    of_task = RowNames(task)
+    """Name the rows in `parts` calls of about equal size."""
+    row_names = RowNames(task)
     edges = [len(rows) * i // parts for i in range(parts + 1)]
-    return [name for low, high in itertools.pairwise(edges) for name in of_task.take(rows[low:high])]
+    return [name for low, high in itertools.pairwise(edges) for name in row_names.take(rows[low:high])]
 
 
-def test_rows_are_named_by_what_is_in_them_whatever_their_order() -> None:
+def test_row_names_depend_on_content_and_not_on_order() -> None:
     rng = random.Random(5)
     rows = [row(rng.randrange(40)) for _ in range(2000)]
     first = names(rows, parts=9)
@@ -27,30 +27,30 @@ def test_rows_are_named_by_what_is_in_them_whatever_their_order() -> None:
     shuffled = rng.sample(rows, len(rows))
     assert sorted(names(shuffled, parts=31)) == sorted(first)
     by_row = {(r[2], name) for r, name in zip(rows, first, strict=True)}
-    again = zip(shuffled, names(shuffled), strict=True)
-    assert {(r[2], name) for r, name in again} == by_row
+    pairs = zip(shuffled, names(shuffled), strict=True)
+    assert {(r[2], name) for r, name in pairs} == by_row
 
 
-def test_equal_rows_are_counted_over_calls() -> None:
-    of_task = RowNames(0)
-    endings = [name.rsplit(b"-", 1)[1] for _ in range(3) for name in of_task.take([row(1), row(2), row(1)])]
+def test_equal_rows_are_numbered_across_calls() -> None:
+    row_names = RowNames(0)
+    endings = [name.rsplit(b"-", 1)[1] for _ in range(3) for name in row_names.take([row(1), row(2), row(1)])]
     assert endings == [b"0", b"0", b"1", b"2", b"1", b"3", b"4", b"2", b"5"]
-    assert of_task.take([]) == []
+    assert row_names.take([]) == []
 
 
-def test_what_is_kept_is_few_arrays() -> None:
-    of_task = RowNames(0)
+def test_row_names_keep_few_arrays() -> None:
+    row_names = RowNames(0)
     for i in range(200):
-        of_task.take([row(i * 10 + j) for j in range(10)])
-    assert len(of_task._seen) <= 10
-    assert sum(map(len, of_task._seen)) == 2000
+        row_names.take([row(i * 10 + j) for j in range(10)])
+    assert len(row_names._seen) <= 10
+    assert sum(map(len, row_names._seen)) == 2000
 
 
-def test_other_tasks_have_other_names() -> None:
+def test_row_names_differ_between_tasks() -> None:
     assert names([row(1)], task=1) != names([row(1)], task=2)
 
 
-def test_everything_in_a_row_counts() -> None:
+def test_row_hash_depends_on_each_field() -> None:
     base: Row = ("t", b"k", b"v", 0, 0, [("h", b"x")])
     others: list[Row] = [
         ("u", b"k", b"v", 0, 0, [("h", b"x")]),
@@ -63,13 +63,13 @@ def test_everything_in_a_row_counts() -> None:
         ("t", b"k", b"v", 0, 0, [("h", None)]),
         ("t", b"k", b"v", 0, 0, []),
     ]
-    hashes = [row_hash(each) for each in (base, *others)]
+    hashes = [row_hash(candidate) for candidate in (base, *others)]
     assert len(set(hashes)) == len(hashes)
     assert row_hash(base) == row_hash(("t", b"k", b"v", 0, 0, (("h", b"x"),)))
-    assert f"{row_hash(base):016x}" == "e76b2b3418176775"  # it is written to topics: it must not change
+    assert f"{row_hash(base):016x}" == "e76b2b3418176775"  # stored in topics: must not change
 
 
-def test_a_record_without_a_name_is_known_by_its_place() -> None:
+def test_record_id_without_row_name_is_the_position() -> None:
     assert record_id("t", 1, 7, []) == "t-1-7"
     assert record_id("t", 1, 7, [(BATCH_HEADER, b"q/1"), ("other", b"x")]) == "t-1-7"
     named = [("own", None), (BATCH_HEADER, b"q/1"), (ROW_HEADER, b"0-ab-0")]

@@ -1,4 +1,4 @@
-"""`complete_variables` where Spark's inner classes are out of reach."""
+"""`complete_variables` with fakes of the internal classes of Spark."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ pytest.importorskip("pyspark", exc_type=ImportError)
 from kipmesh.spark.source import RUNNER_VARIABLES, complete_variables
 
 
-def session(exists: bool, variables: dict[str, str]) -> Any:
-    """What of Spark's session is used."""
+def fake_session(exists: bool, variables: dict[str, str]) -> Any:
+    """Return the parts of a Spark session that `complete_variables` uses."""
     source = SimpleNamespace(dataSourceCls=lambda: SimpleNamespace(envVars=lambda: variables))
     manager = SimpleNamespace(dataSourceExists=lambda _name: exists, lookupDataSource=lambda _name: source)
     return SimpleNamespace(
@@ -22,27 +22,27 @@ def session(exists: bool, variables: dict[str, str]) -> Any:
     )
 
 
-def test_what_is_missing_is_added_and_what_is_there_stays() -> None:
+def test_missing_runner_variables_are_added_and_others_stay() -> None:
     variables = {"SPARK_BUFFER_SIZE": "65536", "PYTHONPATH": "/somewhere"}
-    complete_variables(session(True, variables), "kipmesh")
+    complete_variables(fake_session(True, variables), "kipmesh")
     assert variables == {**RUNNER_VARIABLES, "SPARK_BUFFER_SIZE": "65536", "PYTHONPATH": "/somewhere"}
 
 
-def test_a_source_that_is_not_there_is_left_out() -> None:
+def test_unknown_data_source_gets_no_variables() -> None:
     variables: dict[str, str] = {}
-    complete_variables(session(False, variables), "kipmesh")
+    complete_variables(fake_session(False, variables), "kipmesh")
     assert variables == {}
 
 
-def test_other_inner_classes_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    broken: Any = SimpleNamespace(_jsparkSession=SimpleNamespace())
+def test_unknown_spark_classes_log_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    session_without_classes: Any = SimpleNamespace(_jsparkSession=SimpleNamespace())
     with caplog.at_level(logging.WARNING):
-        complete_variables(broken, "kipmesh")
+        complete_variables(session_without_classes, "kipmesh")
     assert "must not start concurrently" in caplog.text
 
 
-def test_spark_connect_has_no_inner_classes_and_no_warning(caplog: pytest.LogCaptureFixture) -> None:
-    remote: Any = SimpleNamespace()
+def test_spark_connect_logs_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    connect_session: Any = SimpleNamespace()
     with caplog.at_level(logging.WARNING):
-        complete_variables(remote, "kipmesh")
+        complete_variables(connect_session, "kipmesh")
     assert caplog.text == ""

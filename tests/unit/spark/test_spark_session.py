@@ -1,4 +1,4 @@
-"""The folder that Spark is started from."""
+"""The SPARK_HOME directory that a session creates."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 pyspark = pytest.importorskip("pyspark", exc_type=ImportError)
 
 
-def test_sparks_home_has_all_but_the_zipped_pyspark(tmp_path: Path) -> None:
+def test_spark_home_has_all_parts_except_zipped_pyspark(tmp_path: Path) -> None:
     from kipmesh.spark.session import home_without_zip
 
-    for _ in range(2):  # a folder that was used before is used again
+    for _ in range(2):  # the second call reuses the directory
         home = home_without_zip(tmp_path / "home")
         assert (home / "bin" / "spark-submit").exists()
         assert list((home / "jars").glob("spark-core_*.jar"))
@@ -20,16 +20,16 @@ def test_sparks_home_has_all_but_the_zipped_pyspark(tmp_path: Path) -> None:
         assert (home / "jars").resolve() == Path(pyspark.__file__).resolve().parent / "jars"
 
 
-def test_a_home_in_use_loses_no_part_at_any_time(tmp_path: Path) -> None:
+def test_spark_home_in_use_keeps_all_parts(tmp_path: Path) -> None:
     from kipmesh.spark.session import home_without_zip
 
     home = home_without_zip(tmp_path / "home")
     before = {part.name: part.lstat().st_mtime_ns for part in home.iterdir()}
-    home_without_zip(home)  # for a second process, while the first one loads its classes
+    home_without_zip(home)  # a second process starts while the first loads its classes
     assert {part.name: part.lstat().st_mtime_ns for part in home.iterdir()} == before
 
 
-def test_a_home_of_another_pyspark_is_mended(tmp_path: Path) -> None:
+def test_spark_home_of_another_pyspark_is_replaced(tmp_path: Path) -> None:
     from kipmesh.spark.session import home_without_zip
 
     home = home_without_zip(tmp_path / "home")

@@ -1,4 +1,4 @@
-"""Options and columns of writes: as Spark's Kafka connector has them, and every refusal names its option or column."""
+"""Options and columns of writes, compatible with Spark's Kafka connector. Errors name the option or column."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ def parse(mode: Mode = Mode.BATCH, /, **given: str) -> WriteOptions:
     return parse_write_options({**BASE, **given}, mode)
 
 
-def test_defaults() -> None:
-    chosen = parse()
-    assert (chosen.topic, chosen.batch_id) == (None, None)
-    assert chosen.write_ids
-    assert chosen.include_headers
+def test_write_options_have_defaults_and_ignore_case() -> None:
+    options_of_write = parse()
+    assert (options_of_write.topic, options_of_write.batch_id) == (None, None)
+    assert options_of_write.write_ids
+    assert options_of_write.include_headers
     assert parse(Mode.STREAM, TOPIC=" t ", checkpointlocation="/x").topic == "t"
 
 
-def test_client_settings_pass_without_the_prefix() -> None:
+def test_write_options_pass_client_settings_without_prefix() -> None:
     config = parse(**{"kafka.compression.type": "zstd", "kafka.linger.ms": "5", "kafka.client.id": "me"}).client_config
     assert (config["compression.type"], config["linger.ms"], config["client.id"]) == ("zstd", "5", "me")
 
 
 @pytest.mark.parametrize("acks", ["all", "-1"])
-def test_what_is_promised_may_be_said(acks: str) -> None:
+def test_write_options_accept_settings_that_match_the_guarantees(acks: str) -> None:
     config = parse(**{"kafka.acks": acks, "kafka.enable.idempotence": "true", "kafka.retries": "9"}).client_config
     assert (config["acks"], config["enable.idempotence"], config["retries"]) == (acks, "true", "9")
 
 
 @pytest.mark.parametrize(
-    ("mode", "given", "named"),
+    ("mode", "given", "name"),
     [
         (Mode.BATCH, {"topics": "t"}, "topics"),
         (Mode.BATCH, {"topic": ""}, "topic"),
@@ -67,13 +67,13 @@ def test_what_is_promised_may_be_said(acks: str) -> None:
         (Mode.STREAM, {"batchId": "x"}, "batchId"),
     ],
 )
-def test_a_bad_option_is_named(mode: Mode, given: dict[str, str], named: str) -> None:
+def test_invalid_write_option_is_named(mode: Mode, given: dict[str, str], name: str) -> None:
     with pytest.raises(InvalidOptionError) as caught:
         parse(mode, **given)
-    assert caught.value.option == named
+    assert caught.value.option == name
 
 
-def test_columns() -> None:
+def test_valid_columns_are_accepted() -> None:
     check_columns({"value": "binary"}, parse(topic="t"))
     check_columns({"value": "string", "topic": "string", "key": "binary", "other": "double"}, parse())
     check_columns(
@@ -82,7 +82,7 @@ def test_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "named"),
+    ("columns", "name"),
     [
         ({"key": "string"}, "column value is missing"),
         ({"value": "int"}, "column value must be string or binary, got int"),
@@ -92,23 +92,23 @@ def test_columns() -> None:
         ({"value": "string", "timestamp": "bigint"}, "column timestamp must be timestamp, got bigint"),
     ],
 )
-def test_a_bad_column_is_named(columns: dict[str, str], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
+def test_invalid_column_is_named(columns: dict[str, str], name: str) -> None:
+    with pytest.raises(ValueError, match=name):
         check_columns(columns, parse(topic="t"))
 
 
-def test_a_topic_is_needed() -> None:
+def test_topic_option_or_column_is_required() -> None:
     with pytest.raises(InvalidOptionError, match="option topic is required"):
         check_columns({"value": "string"}, parse())
     with pytest.raises(ValueError, match="column topic must be string, got int"):
         check_columns({"value": "string", "topic": "int"}, parse())
 
 
-def test_the_page_lists_every_option() -> None:
+def test_documentation_lists_each_option() -> None:
     page = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
     reads, writes = page.split("## Options of writes")
-    for names, part in ((options._KNOWN, reads), (options._WRITE_KNOWN, writes)):
-        missing = [name for name in names if f"`{name}`" not in part and name != "checkpointLocation"]
+    for known, part in ((options._KNOWN, reads), (options._WRITE_KNOWN, writes)):
+        missing = [name for name in known if f"`{name}`" not in part and name != "checkpointLocation"]
         assert missing == []
     refused = {*options._REFUSED, *options._WRITE_REFUSED} - {"includeTimestamp", "path"}
     assert [name for name in sorted(refused) if f"`{name}`" not in page] == []

@@ -1,4 +1,4 @@
-"""What a task of a write does, without Spark: rows to records, names of rows, errors; beside a fake cluster."""
+"""Tasks of writes without Spark, with a fake cluster: records, row names and errors."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ def columns(**given: Any) -> Any:
     return pa.RecordBatch.from_pydict(given)
 
 
-def written(cluster: FakeCluster) -> list[dict[str, Any]]:
-    """All records of topic t, as a read of Spark decodes them."""
+def read_rows(cluster: FakeCluster) -> list[dict[str, Any]]:
+    """Return all records of topic t, decoded like in a Spark read."""
     from kipmesh.spark.decode import decode
     from kipmesh.spark.readers import arrow_schema
 
     given = {"subscribe": "t", "kafka.bootstrap.servers": cluster.bootstrap}
     schema = arrow_schema(include_headers=True, include_record_id=True)
     rows: list[dict[str, Any]] = []
-    with ClusterConnection(parse_options(given, Mode.BATCH)) as mesh:
-        for where, end in mesh.latest_offsets(mesh.partitions()).items():
-            wanted = OffsetRange(TopicPartition(*where), 0, end)
+    with ClusterConnection(parse_options(given, Mode.BATCH)) as connection:
+        for topic_partition, end in connection.latest_offsets(connection.partitions()).items():
+            wanted = OffsetRange(TopicPartition(*topic_partition), 0, end)
             if end:
-                parts = decode(mesh.fetch([wanted], DataLoss(fail=True)), schema)
+                parts = decode(connection.fetch([wanted], DataLoss(fail=True)), schema)
                 rows += [row for part in parts for row in part.to_pylist()]
     return rows
 
 
-async def beside_a_cluster(work: Callable[[FakeCluster], Any]) -> Any:
+async def run_with_cluster(work: Callable[[FakeCluster], Any]) -> Any:
     async with FakeCluster(2) as cluster:
         cluster.create_topic("t", 3)
         return await asyncio.to_thread(work, cluster)
 
 
-def test_rows_are_made_of_the_columns_that_are_there() -> None:
+def test_rows_are_built_from_present_columns() -> None:
     batch = columns(
         topic=["a", "b"],
         key=["k", None],
@@ -69,12 +69,12 @@ def test_rows_are_made_of_the_columns_that_are_there() -> None:
         ("a", b"k", b"x", 1, 1_700_000_000_123, [("h", b"y")]),
         ("b", None, None, None, None, []),
     ]
-    of_option = rows_of(batch, options(topic="t", includeHeaders="false"))
-    assert [(row[0], row[5]) for row in of_option] == [("t", []), ("t", [])]
+    rows_without_headers = rows_of(batch, options(topic="t", includeHeaders="false"))
+    assert [(row[0], row[5]) for row in rows_without_headers] == [("t", []), ("t", [])]
     assert rows_of(columns(value=["ü"]), options(topic="t")) == [("t", None, "ü".encode(), None, None, [])]
 
 
-def test_a_row_needs_a_topic() -> None:
+def test_row_requires_topic() -> None:
     with pytest.raises(InvalidOptionError, match="option topic is required, because a row"):
         rows_of(columns(topic=["a", None], value=["x", "y"]), options())
 
@@ -83,64 +83,64 @@ def test_a_row_needs_a_topic() -> None:
     ("header", "problem"), [(None, "a header that is null"), ({"key": None, "value": b"v"}, "whose key is null")]
 )
 @pytest.mark.parametrize("write_ids", ["true", "false"])
-def test_a_header_needs_a_key(header: dict[str, Any] | None, problem: str, write_ids: str) -> None:
+def test_header_requires_key(header: dict[str, Any] | None, problem: str, write_ids: str) -> None:
     batch = columns(value=["x", "y"], headers=pa.array([[{"key": "a", "value": None}], [header]], HEADERS))
     with pytest.raises(ValueError, match=f"the column headers has .*{problem}"):
         write_rows(options(topic="t", writeIds=write_ids), "b", 0, iter([batch]))
     assert len(rows_of(batch, options(topic="t", includeHeaders="false"))) == 2
 
 
-def test_an_empty_task_connects_to_nothing() -> None:
+def test_empty_task_opens_no_connection() -> None:
     empty = columns(value=pa.array([], pa.string()))
     assert write_rows(options(topic="t"), "b", 0, iter([empty, empty])).rows == 0
 
 
-async def test_a_task_that_is_run_again_writes_the_same_names() -> None:
+async def test_retried_task_writes_the_same_row_names() -> None:
     values = [f"v{i % 1500}" for i in range(2500)]
 
     def work(cluster: FakeCluster) -> list[dict[str, Any]]:
-        chosen = options(cluster.bootstrap, topic="t")
-        done = write_rows(chosen, "q/7", 3, iter([columns(value=values[:1200]), columns(value=values[1200:])]))
-        assert done.rows == len(values)
-        write_rows(chosen, "q/7", 3, iter([columns(value=values[::-1])]))
-        write_rows(chosen, "q/8", 3, iter([columns(value=values[:1])]))
-        return written(cluster)
+        write_options = options(cluster.bootstrap, topic="t")
+        result = write_rows(write_options, "q/7", 3, iter([columns(value=values[:1200]), columns(value=values[1200:])]))
+        assert result.rows == len(values)
+        write_rows(write_options, "q/7", 3, iter([columns(value=values[::-1])]))
+        write_rows(write_options, "q/8", 3, iter([columns(value=values[:1])]))
+        return read_rows(cluster)
 
-    rows = await beside_a_cluster(work)
+    rows = await run_with_cluster(work)
     assert len(rows) == 2 * len(values) + 1
     assert rows[0]["headers"][0] == {"key": "kipmesh.batch", "value": b"q/7"}
-    first_of_each = {row["recordId"]: row["value"].decode() for row in rows}
-    assert sorted(first_of_each.values()) == sorted([*values, values[0]])
+    value_by_id = {row["recordId"]: row["value"].decode() for row in rows}
+    assert sorted(value_by_id.values()) == sorted([*values, values[0]])
 
 
-async def test_names_replace_those_of_a_record_that_was_read() -> None:
+async def test_row_names_replace_names_of_a_read_record() -> None:
     def work(cluster: FakeCluster) -> list[dict[str, Any]]:
-        old = [{"key": "kipmesh.batch", "value": b"old"}, {"key": "own", "value": None}]
-        batch = columns(value=["x"], headers=pa.array([old], HEADERS))
+        old_headers = [{"key": "kipmesh.batch", "value": b"old"}, {"key": "own", "value": None}]
+        batch = columns(value=["x"], headers=pa.array([old_headers], HEADERS))
         write_rows(options(cluster.bootstrap, topic="t"), "new", 0, iter([batch]))
         write_rows(options(cluster.bootstrap, topic="t", writeIds="false"), "new", 0, iter([columns(value=["x"])]))
-        return written(cluster)
+        return read_rows(cluster)
 
-    rows = await beside_a_cluster(work)
+    rows = await run_with_cluster(work)
     (named,) = [row for row in rows if row["headers"]]
     assert [header["key"] for header in named["headers"]] == ["own", "kipmesh.batch", "kipmesh.row"]
     assert named["headers"][1]["value"] == b"new"
 
 
-async def test_a_record_that_fails_fails_the_task() -> None:
+async def test_record_error_fails_the_task() -> None:
     def work(cluster: FakeCluster) -> None:
         cluster.inject("Produce", ErrorCode.INVALID_RECORD, times=100)
         with pytest.raises(KafkaError) as caught:
             write_rows(options(cluster.bootstrap, topic="t"), "b", 0, iter([columns(value=["x"])]))
         assert caught.value.code == ErrorCode.INVALID_RECORD
 
-    await beside_a_cluster(work)
+    await run_with_cluster(work)
 
 
-async def test_a_topic_that_is_not_there_fails_the_task() -> None:
+async def test_missing_topic_fails_the_task() -> None:
     def work(cluster: FakeCluster) -> None:
-        chosen = options(cluster.bootstrap, topic="nowhere", **{"kafka.max.block.ms": "300"})
+        write_options = options(cluster.bootstrap, topic="nowhere", **{"kafka.max.block.ms": "300"})
         with pytest.raises(KafkaError, match="nowhere"):
-            write_rows(chosen, "b", 0, iter([columns(value=["x"])]))
+            write_rows(write_options, "b", 0, iter([columns(value=["x"])]))
 
-    await beside_a_cluster(work)
+    await run_with_cluster(work)
