@@ -1,4 +1,4 @@
-"""A controller without a node: decisions are appended to a list and applied, invariants are checked after each."""
+"""A controller without a node: appends decisions to a list, applies them and checks the invariants after each."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def config(**values: Any) -> ControllerConfig:
 
 
 def check_image(image: MetadataImage) -> None:
-    """What holds of every image."""
-    led: set[Any] = set()
+    """Check the invariants of a metadata image."""
+    leaderless: set[Any] = set()
     imbalanced: dict[int, set[Any]] = {}
     count = 0
     for topic_id, topic in image.topics.items():
@@ -44,8 +44,8 @@ def check_image(image: MetadataImage) -> None:
             assert set(state.last_known_elr) <= set(state.replicas), state
             assert not set(state.last_known_elr) & set(state.isr), state
             if state.leader == r.NO_LEADER:
-                assert state.last_isr, "nobody to wait for"
-                led.add(key)
+                assert state.last_isr, "no ISR member to wait for"
+                leaderless.add(key)
             else:
                 assert state.leader in state.isr, state
                 leader = image.brokers.get(state.leader)
@@ -55,13 +55,13 @@ def check_image(image: MetadataImage) -> None:
                 imbalanced.setdefault(state.replicas[0], set()).add(key)
             for replica in state.replicas:
                 assert key in image.partitions_of_broker(replica)
-    assert set(image.leaderless) == led
+    assert set(image.leaderless) == leaderless
     assert {preferred: set(keys) for preferred, keys in image.imbalanced.items()} == imbalanced
     assert image.partition_count == count
 
 
 class Controller:
-    """Drives a MetadataController as its owner would."""
+    """Drives a MetadataController like the controller node."""
 
     def __init__(self, **values: Any) -> None:
         self.config = config(**values)
@@ -73,7 +73,7 @@ class Controller:
         self.restart()
 
     def restart(self) -> None:
-        """A new controller process on the same log."""
+        """Start a new controller on the same log."""
         self.image = MetadataImage()
         for batch in self.batches:
             self.image.replay(batch, MetadataDelta())
@@ -112,15 +112,15 @@ class Controller:
         }
 
     def expire(self) -> list[int]:
-        silent = self.core.brokers.expired(self.now_ms)
-        for index in range(len(silent)):
-            self.run(Decision(self.core.brokers.fence(silent[index:]), None))
-        if silent:
+        expired = self.core.brokers.expired(self.now_ms)
+        for index in range(len(expired)):
+            self.run(Decision(self.core.brokers.fence(expired[index:]), None))
+        if expired:
             self.run(Decision(self.core.brokers.elect_pending(), None))
-        return silent
+        return expired
 
     def pass_ms(self, duration_ms: int) -> list[int]:
-        """Time goes by, and the controller looks whenever it has to; gives whom it fenced."""
+        """Advance the clock and expire sessions at each deadline. Return the fenced brokers."""
         fenced: list[int] = []
         end_ms = self.now_ms + duration_ms
         while (deadline := self.core.sessions.next_deadline_ms()) is not None and deadline <= end_ms:
@@ -130,7 +130,7 @@ class Controller:
         return fenced
 
     def connected(self, broker_id: int, connection: int) -> None:
-        """A heartbeat over a connection whose end will be told."""
+        """Send a heartbeat over a connection whose end is reported."""
         epoch = self.image.brokers[broker_id].broker_epoch
         request = m.BrokerHeartbeatRequest(broker_id, epoch, self.image.offset)
         self.run(self.core.heartbeat(request, self.now_ms, self.end, connection))
@@ -191,7 +191,7 @@ class Controller:
         return response
 
     def join(self, broker_id: int, incarnation: int = 1, previous: int = -1, **values: Any) -> int:
-        """Register and be unfenced; gives the broker epoch."""
+        """Register a broker, unfence it and return its broker epoch."""
         response = self.register(broker_id, incarnation, previous, **values)
         assert response.error_code == 0, response
         assert not self.heartbeat(broker_id).is_fenced
@@ -206,7 +206,7 @@ class Controller:
         response: m.CreateTopicsResponse = self.run(self.core.create_topics(request))
         return response.topics
 
-    def assigned(self, name: str, *replicas: Sequence[int], **configs: str) -> bytes:
+    def create_assigned(self, name: str, *replicas: Sequence[int], **configs: str) -> bytes:
         entries = [m.ConfigEntry(key.replace("_", "."), value) for key, value in configs.items()]
         assignments = [m.CreatableReplicaAssignment(index, brokers) for index, brokers in enumerate(replicas)]
         result = self.create_topics(m.CreatableTopic(name, assignments=assignments, configs=entries))[0]
@@ -221,11 +221,11 @@ class Controller:
         members = values.pop("members", None)
         if members is None:
             members = [m.IsrMember(i, self.image.brokers[i].broker_epoch) for i in isr]
-        asked = m.AlterPartitionPartition(partition, state.leader_epoch, state.partition_epoch, members)._replace(
+        requested = m.AlterPartitionPartition(partition, state.leader_epoch, state.partition_epoch, members)._replace(
             **values
         )
         request = m.AlterPartitionRequest(
-            broker_id, self.image.brokers[broker_id].broker_epoch, [m.AlterPartitionTopic(topic_id, [asked])]
+            broker_id, self.image.brokers[broker_id].broker_epoch, [m.AlterPartitionTopic(topic_id, [requested])]
         )
         response: m.AlterPartitionResponse = self.run(self.core.alter_partition(request))
         assert response.error_code == 0

@@ -20,8 +20,8 @@ def three(controller: Controller) -> Controller:
     return controller
 
 
-def silence(controller: Controller, *broker_ids: int) -> None:
-    """All but these go on; these are fenced."""
+def expire_brokers(controller: Controller, *broker_ids: int) -> None:
+    """Fence these brokers. All others send heartbeats."""
     controller.now_ms += SESSION_MS // 2
     for broker_id, broker in list(controller.image.brokers.items()):
         if broker_id not in broker_ids and not broker.fenced:
@@ -37,7 +37,7 @@ def log_end(topic_id: bytes, epoch: int, end: int, partition: int = 0) -> m.Part
 # --- registration
 
 
-def test_a_broker_epoch_is_the_offset_of_its_registration(controller: Controller) -> None:
+def test_broker_epoch_is_registration_offset(controller: Controller) -> None:
     response = controller.register(1)
     assert response.broker_epoch == 2  # after the feature levels
     broker = controller.image.brokers[1]
@@ -49,14 +49,14 @@ def test_a_broker_epoch_is_the_offset_of_its_registration(controller: Controller
     assert controller.image.brokers[2].rack == "a"
 
 
-def test_another_cluster_is_refused(controller: Controller) -> None:
+def test_registration_with_other_cluster_id_is_refused(controller: Controller) -> None:
     response = controller.register(1, cluster_id="other")
     assert response.error_code == ErrorCode.INCONSISTENT_CLUSTER_ID
     assert "other" in (response.error_message or "")
     assert not controller.image.brokers
 
 
-def test_a_voters_id_is_refused(controller: Controller) -> None:
+def test_registration_with_controller_id_is_refused(controller: Controller) -> None:
     response = controller.register(1001)
     assert response.error_code == ErrorCode.INVALID_REQUEST
     assert "node.id 1001 is a controller's" in (response.error_message or "")
@@ -67,14 +67,14 @@ def test_a_voters_id_is_refused(controller: Controller) -> None:
     "change",
     [{"incarnation_id": b"short"}, {"listeners": []}, {"broker_id": -1}, {"listeners": [m.Listener("A", "h", 70000)]}],
 )
-def test_nonsense_is_refused(controller: Controller, change: dict[str, object]) -> None:
+def test_invalid_registration_is_refused(controller: Controller, change: dict[str, object]) -> None:
     request = m.BrokerRegistrationRequest(1, controller.config.cluster_id, bytes(16), [m.Listener("A", "h", 1)])
     decision = controller.core.brokers.register(request._replace(**change), 0, 0)
     assert decision.response.error_code == ErrorCode.INVALID_REQUEST
     assert not decision.records
 
 
-def test_a_live_twin_is_refused_until_the_session_ends(controller: Controller) -> None:
+def test_duplicate_registration_is_refused_until_session_ends(controller: Controller) -> None:
     controller.join(1)
     assert controller.register(1, incarnation=2).error_code == ErrorCode.DUPLICATE_BROKER_REGISTRATION
     controller.now_ms += SESSION_MS
@@ -83,14 +83,14 @@ def test_a_live_twin_is_refused_until_the_session_ends(controller: Controller) -
     assert controller.heartbeat(1, epoch=1).error_code == ErrorCode.STALE_BROKER_EPOCH
 
 
-def test_a_session_that_the_controller_gave_does_not_prove_life(controller: Controller) -> None:
+def test_session_granted_by_new_controller_allows_new_incarnation(controller: Controller) -> None:
     controller.join(1)
     controller.restart()
     assert controller.register(1, incarnation=2).error_code == 0
 
 
-def test_a_repeated_registration_keeps_the_epoch_and_the_state(three: Controller) -> None:
-    topic = three.assigned("t", (1, 2))
+def test_repeated_registration_keeps_broker_epoch_and_state(three: Controller) -> None:
+    topic = three.create_assigned("t", (1, 2))
     epoch = three.image.brokers[1].broker_epoch
     assert three.register(1, rack="new").broker_epoch == epoch
     assert not three.image.brokers[1].fenced
@@ -98,14 +98,16 @@ def test_a_repeated_registration_keeps_the_epoch_and_the_state(three: Controller
     assert three.state(topic).leader == 1
 
 
-def test_a_broker_is_unfenced_when_it_has_seen_its_registration(controller: Controller) -> None:
+def test_broker_is_unfenced_after_applying_its_registration(controller: Controller) -> None:
     epoch = controller.register(1).broker_epoch
     response = controller.heartbeat(1, offset=epoch - 1)
     assert (response.is_caught_up, response.is_fenced) == (False, True)
     assert controller.heartbeat(1, offset=epoch, fence=True).is_fenced
     response = controller.heartbeat(1, offset=epoch)
     assert (response.is_caught_up, response.is_fenced) == (True, False)
-    assert not controller.heartbeat(1, fence=True).is_fenced, "it may have missed the controllers' change only"
+    assert not controller.heartbeat(1, fence=True).is_fenced, (
+        "a recent session may have missed only the controller change"
+    )
     controller.now_ms += 10_000
     assert controller.heartbeat(1, fence=True).is_fenced
     assert controller.heartbeat(9, epoch=1).error_code == ErrorCode.BROKER_ID_NOT_REGISTERED
@@ -114,10 +116,10 @@ def test_a_broker_is_unfenced_when_it_has_seen_its_registration(controller: Cont
 # --- fencing
 
 
-def test_the_next_in_replica_order_leads(three: Controller) -> None:
-    topic = three.assigned("t", (3, 1, 2), (2, 3, 1))
-    other = three.assigned("other", (1, 2))
-    silence(three, 3)
+def test_fencing_elects_next_isr_member_in_replica_order(three: Controller) -> None:
+    topic = three.create_assigned("t", (3, 1, 2), (2, 3, 1))
+    other = three.create_assigned("other", (1, 2))
+    expire_brokers(three, 3)
     first, second, third = three.state(topic), three.state(topic, 1), three.state(other)
     assert (first.leader, first.isr, first.leader_epoch, first.last_known_elr) == (1, (1, 2), 1, (3,))
     assert (second.leader, second.isr, second.leader_epoch) == (2, (2, 1), 0)
@@ -129,18 +131,18 @@ def test_the_next_in_replica_order_leads(three: Controller) -> None:
     assert three.state(topic, 1).last_known_elr == ()
 
 
-def test_a_leader_that_has_not_seen_the_change_proves_nothing(three: Controller) -> None:
-    topic = three.assigned("t", (3, 1, 2))
+def test_heartbeat_before_applying_change_keeps_last_known_elr(three: Controller) -> None:
+    topic = three.create_assigned("t", (3, 1, 2))
     before = three.image.offset
-    silence(three, 3)
+    expire_brokers(three, 3)
     three.heartbeat(1, offset=before)
     assert three.state(topic).last_known_elr == (3,)
 
 
-def test_the_last_member_stays_and_leads_at_once_when_it_is_back(three: Controller) -> None:
-    topic = three.assigned("t", (1, 2))
+def test_last_isr_member_stays_in_isr_and_leads_when_unfenced(three: Controller) -> None:
+    topic = three.create_assigned("t", (1, 2))
     three.alter_isr(topic, 0, [1])
-    silence(three, 1)
+    expire_brokers(three, 1)
     state = three.state(topic)
     assert (state.leader, state.isr, state.leader_epoch) == (-1, (1,), 1)
     assert three.image.required_brokers(topic, 0) == (1,)
@@ -151,20 +153,20 @@ def test_the_last_member_stays_and_leads_at_once_when_it_is_back(three: Controll
     assert three.image.required_brokers(topic, 0) == ()
 
 
-def test_brokers_that_fall_silent_together_are_not_elected_in_turn(three: Controller) -> None:
-    topic = three.assigned("t", (1, 2, 3))
-    silence(three, 1, 2)
+def test_brokers_that_expire_together_are_not_elected(three: Controller) -> None:
+    topic = three.create_assigned("t", (1, 2, 3))
+    expire_brokers(three, 1, 2)
     assert three.state(topic).leader == 3
     assert three.state(topic).leader_epoch == 1
 
 
-def test_a_controller_that_was_away_fences_nobody(three: Controller) -> None:
+def test_paused_controller_extends_sessions(three: Controller) -> None:
     three.now_ms += 100 * SESSION_MS
     three.core.sessions.extend(three.now_ms)
     assert three.expire() == []
 
 
-def test_sessions_begin_anew_with_a_controller(three: Controller) -> None:
+def test_new_controller_restarts_sessions(three: Controller) -> None:
     three.now_ms += SESSION_MS - 1
     three.restart()
     assert three.expire() == []
@@ -173,11 +175,11 @@ def test_sessions_begin_anew_with_a_controller(three: Controller) -> None:
     assert sorted(three.expire()) == [1, 2, 3]
 
 
-# --- unclean stops
+# --- unclean restarts
 
 
-def test_an_unclean_return_leaves_isr_and_leadership_though_never_fenced(three: Controller) -> None:
-    topic = three.assigned("t", (1, 2, 3))
+def test_unclean_restart_removes_unfenced_broker_from_isr(three: Controller) -> None:
+    topic = three.create_assigned("t", (1, 2, 3))
     three.restart()
     assert three.register(1, incarnation=2, previous=-1).error_code == 0
     state = three.state(topic)
@@ -185,8 +187,8 @@ def test_an_unclean_return_leaves_isr_and_leadership_though_never_fenced(three: 
     assert three.image.brokers[1].fenced
 
 
-def test_a_wrong_clean_epoch_is_unclean(three: Controller) -> None:
-    topic = three.assigned("t", (1,))
+def test_wrong_previous_broker_epoch_counts_as_unclean_restart(three: Controller) -> None:
+    topic = three.create_assigned("t", (1,))
     epoch = three.image.brokers[1].broker_epoch
     three.restart()
     three.register(1, incarnation=2, previous=epoch + 1)
@@ -194,8 +196,8 @@ def test_a_wrong_clean_epoch_is_unclean(three: Controller) -> None:
     assert three.image.required_brokers(topic, 0) == (1,)
 
 
-def test_a_clean_return_keeps_the_last_membership(three: Controller) -> None:
-    topic = three.assigned("t", (1,))
+def test_clean_restart_keeps_last_isr_member(three: Controller) -> None:
+    topic = three.create_assigned("t", (1,))
     epoch = three.image.brokers[1].broker_epoch
     three.restart()
     three.register(1, incarnation=2, previous=epoch)
@@ -205,11 +207,11 @@ def test_a_clean_return_keeps_the_last_membership(three: Controller) -> None:
 
 
 @pytest.mark.parametrize("fenced_first", [False, True])
-def test_a_power_cut_of_everything(three: Controller, *, fenced_first: bool) -> None:
-    topic = three.assigned("t", (1, 2, 3))
+def test_power_cut_of_all_brokers_elects_longest_log(three: Controller, *, fenced_first: bool) -> None:
+    topic = three.create_assigned("t", (1, 2, 3))
     if fenced_first:
         three.now_ms += SESSION_MS
-        for broker_id in three.core.brokers.expired(three.now_ms):  # one after the other, as sessions end
+        for broker_id in three.core.brokers.expired(three.now_ms):  # sequentially, as sessions end
             three.run(three.core_fence(broker_id))
         assert three.state(topic).isr == (3,)
     else:
@@ -217,7 +219,7 @@ def test_a_power_cut_of_everything(three: Controller, *, fenced_first: bool) -> 
     for broker_id in (2, 1):
         three.register(broker_id, incarnation=2)
         three.heartbeat(broker_id)
-    # 3 seems to be alive, or is the last member: nothing may be decided without it.
+    # Broker 3 seems to be alive, or is the last ISR member: the election must wait for it.
     assert 3 in three.state(topic).last_isr
     if not fenced_first:
         three.now_ms += SESSION_MS
@@ -245,8 +247,8 @@ def test_a_power_cut_of_everything(three: Controller, *, fenced_first: bool) -> 
     assert three.replayed() == three.image
 
 
-def test_a_log_end_of_an_earlier_life_does_not_count(three: Controller) -> None:
-    topic = three.assigned("t", (1, 2))
+def test_log_end_of_previous_incarnation_is_ignored(three: Controller) -> None:
+    topic = three.create_assigned("t", (1, 2))
     three.restart()
     for broker_id in (1, 2):
         three.register(broker_id, incarnation=2)
@@ -262,19 +264,19 @@ def test_a_log_end_of_an_earlier_life_does_not_count(three: Controller) -> None:
     assert three.state(topic).leader == 2
 
 
-def test_equal_logs_follow_replica_order_among_those_that_can_lead(three: Controller) -> None:
-    topic = three.assigned("t", (2, 1))
+def test_equal_log_ends_elect_first_unfenced_replica(three: Controller) -> None:
+    topic = three.create_assigned("t", (2, 1))
     three.restart()
     for broker_id in (1, 2):
         three.register(broker_id, incarnation=2)
     three.heartbeat(1)
-    three.heartbeat(2, offset=0, log_ends=[log_end(topic, 0, 5)])  # not caught up: stays fenced
+    three.heartbeat(2, offset=0, log_ends=[log_end(topic, 0, 5)])  # not caught up, so it stays fenced
     three.heartbeat(1, log_ends=[log_end(topic, 0, 5)])
     assert three.state(topic).leader == 1
 
 
-def test_the_greatest_log_is_waited_for_until_it_can_lead(three: Controller) -> None:
-    topic = three.assigned("t", (2, 1))
+def test_election_waits_until_broker_with_longest_log_is_unfenced(three: Controller) -> None:
+    topic = three.create_assigned("t", (2, 1))
     three.restart()
     for broker_id in (1, 2):
         three.register(broker_id, incarnation=2)
@@ -286,10 +288,10 @@ def test_the_greatest_log_is_waited_for_until_it_can_lead(three: Controller) -> 
     assert three.state(topic).leader == 2
 
 
-def test_unclean_election_takes_the_greatest_that_is_here(three: Controller) -> None:
-    topic = three.assigned("t", (1, 2, 3), unclean_leader_election_enable="true")
+def test_unclean_election_takes_longest_log_of_unfenced_brokers(three: Controller) -> None:
+    topic = three.create_assigned("t", (1, 2, 3), unclean_leader_election_enable="true")
     three.alter_isr(topic, 0, [1])
-    silence(three, 1)
+    expire_brokers(three, 1)
     wanted = [m.TopicIdPartition(topic, 0)]
     assert three.heartbeat(2).wanted_log_ends == wanted
     assert three.heartbeat(3).wanted_log_ends == wanted
@@ -303,23 +305,23 @@ def test_unclean_election_takes_the_greatest_that_is_here(three: Controller) -> 
 
 
 @pytest.mark.parametrize("default", [True, False])
-def test_the_controllers_default_of_unclean_election_counts_where_the_topic_says_nothing(default: bool) -> None:
+def test_unclean_election_follows_topic_config_then_controller_default(default: bool) -> None:
     controller = Controller(unclean_leader_election_enable=default)
     for broker_id in (1, 2):
         controller.join(broker_id)
-    silent = controller.assigned("silent", (1, 2))
-    other = controller.assigned("other", (1, 2), unclean_leader_election_enable=str(not default).lower())
-    for topic in (silent, other):
+    unset = controller.create_assigned("unset", (1, 2))
+    other = controller.create_assigned("other", (1, 2), unclean_leader_election_enable=str(not default).lower())
+    for topic in (unset, other):
         controller.alter_isr(topic, 0, [1])
-    silence(controller, 1)
-    unclean, clean = (silent, other) if default else (other, silent)
+    expire_brokers(controller, 1)
+    unclean, clean = (unset, other) if default else (other, unset)
     assert controller.heartbeat(2).wanted_log_ends == [m.TopicIdPartition(unclean, 0)]
     controller.heartbeat(2, log_ends=[log_end(unclean, 0, 5)])
     assert (controller.state(unclean).leader, controller.state(clean).leader) == (2, -1)
 
 
-def test_only_a_broker_that_knows_its_partitions_is_asked_for_log_ends(three: Controller) -> None:
-    topic = three.assigned("t", (2, 1))
+def test_log_ends_are_requested_after_broker_applied_its_registration(three: Controller) -> None:
+    topic = three.create_assigned("t", (2, 1))
     three.restart()
     epoch = three.register(2, incarnation=2).broker_epoch
     three.register(1, incarnation=2)
@@ -327,8 +329,8 @@ def test_only_a_broker_that_knows_its_partitions_is_asked_for_log_ends(three: Co
     assert three.heartbeat(2, offset=epoch).wanted_log_ends == [m.TopicIdPartition(topic, 0)]
 
 
-def test_a_changed_configuration_allows_an_unclean_election(three: Controller) -> None:
-    topic = three.assigned("t", (1, 2))
+def test_enabling_unclean_election_elects_waiting_partition(three: Controller) -> None:
+    topic = three.create_assigned("t", (1, 2))
     three.restart()
     for broker_id in (1, 2):
         three.register(broker_id, incarnation=2)
@@ -346,18 +348,18 @@ def test_a_changed_configuration_allows_an_unclean_election(three: Controller) -
     assert three.state(topic).leader == 2
 
 
-def test_a_broker_that_is_gone_no_longer_holds_up_an_unclean_election(three: Controller) -> None:
-    topic = three.assigned("t", (1, 2, 3), unclean_leader_election_enable="true")
+def test_unclean_election_does_not_wait_for_fenced_broker(three: Controller) -> None:
+    topic = three.create_assigned("t", (1, 2, 3), unclean_leader_election_enable="true")
     three.alter_isr(topic, 0, [1])
-    silence(three, 1)
+    expire_brokers(three, 1)
     three.heartbeat(2, log_ends=[log_end(topic, 0, 5)])
     assert three.state(topic).leader == -1
-    silence(three, 3)
+    expire_brokers(three, 3)
     assert three.state(topic).leader == 2
 
 
-def test_no_log_end_is_asked_of_a_stranger(three: Controller) -> None:
-    topic = three.assigned("t", (1, 2))
+def test_log_ends_of_non_replicas_are_not_requested_and_ignored(three: Controller) -> None:
+    topic = three.create_assigned("t", (1, 2))
     three.restart()
     for broker_id in (1, 2):
         three.register(broker_id, incarnation=2)
@@ -369,9 +371,9 @@ def test_no_log_end_is_asked_of_a_stranger(three: Controller) -> None:
 # --- controlled shutdown
 
 
-def test_controlled_shutdown_moves_everything_and_waits(three: Controller) -> None:
-    topic = three.assigned("t", (1, 2, 3))
-    pair, single = three.assigned("pair", (2, 1)), three.assigned("single", (1,))
+def test_controlled_shutdown_moves_leaders_and_waits_for_followers(three: Controller) -> None:
+    topic = three.create_assigned("t", (1, 2, 3))
+    pair, single = three.create_assigned("pair", (2, 1)), three.create_assigned("single", (1,))
     before = three.image.offset
     assert not three.heartbeat(1, shut_down=True).should_shut_down
     assert (three.state(topic).leader, three.state(topic).isr) == (2, (2, 3))
@@ -385,35 +387,35 @@ def test_controlled_shutdown_moves_everything_and_waits(three: Controller) -> No
     response = three.heartbeat(1, shut_down=True)
     assert (response.should_shut_down, response.is_fenced) == (True, True)
     epoch = three.image.brokers[1].broker_epoch
-    # It returns clean, at once, and leads where it was the last.
+    # After a clean restart it is unfenced immediately and leads where it was the last ISR member.
     assert three.register(1, incarnation=2, previous=epoch).error_code == 0
     assert not three.heartbeat(1).is_fenced
     assert three.state(single).leader == 1
     assert three.state(topic).isr == (2, 3)
 
 
-def test_the_last_broker_may_stop_at_once(controller: Controller) -> None:
+def test_last_broker_shuts_down_immediately(controller: Controller) -> None:
     controller.join(1)
-    topic = controller.assigned("t", (1,))
+    topic = controller.create_assigned("t", (1,))
     response = controller.heartbeat(1, shut_down=True)
     assert (response.should_shut_down, response.is_fenced) == (True, True)
     assert controller.state(topic).isr == (1,)
 
 
-def test_a_fenced_broker_may_stop_at_once(controller: Controller) -> None:
+def test_fenced_broker_shuts_down_immediately(controller: Controller) -> None:
     controller.register(1)
     assert controller.heartbeat(1, shut_down=True).should_shut_down
 
 
-def test_all_brokers_may_stop_together(three: Controller) -> None:
-    three.assigned("t", (1, 2, 3))
+def test_all_brokers_can_shut_down_together(three: Controller) -> None:
+    three.create_assigned("t", (1, 2, 3))
     for broker_id in (1, 2, 3):
         three.heartbeat(broker_id, shut_down=True)
     assert all(three.heartbeat(broker_id, shut_down=True).should_shut_down for broker_id in (1, 2))
     assert not any(record.can_lead for record in three.image.brokers.values())
 
 
-def test_a_shutdown_survives_a_new_controller(three: Controller) -> None:
+def test_controlled_shutdown_survives_controller_failover(three: Controller) -> None:
     three.heartbeat(1, shut_down=True)
     three.restart()
     assert not three.heartbeat(1, shut_down=True).should_shut_down
@@ -422,15 +424,15 @@ def test_a_shutdown_survives_a_new_controller(three: Controller) -> None:
     assert three.heartbeat(1, shut_down=True).should_shut_down
 
 
-def test_a_broker_that_shuts_down_joins_no_isr_and_gets_no_replica(three: Controller) -> None:
-    topic = three.assigned("t", (2, 1))
+def test_broker_in_controlled_shutdown_joins_no_isr_and_gets_no_replica(three: Controller) -> None:
+    topic = three.create_assigned("t", (2, 1))
     three.heartbeat(1, shut_down=True)
     assert three.alter_isr(topic, 0, [2, 1]).error_code == ErrorCode.INELIGIBLE_REPLICA
     result = three.create("two", 4, 2)
     assert not any(1 in state.replicas for state in three.image.topics[result.topic_id].partitions.values())
 
 
-def test_older_fencing_records_are_understood(three: Controller) -> None:
+def test_image_applies_legacy_fencing_records(three: Controller) -> None:
     epoch = three.image.brokers[1].broker_epoch
     image = three.replayed()
     from kipmesh.core.metadata.image import MetadataDelta

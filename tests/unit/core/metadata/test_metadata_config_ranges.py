@@ -1,4 +1,4 @@
-"""Whole numbers of configurations are as large as Kafka's types, INT and LONG; what was stored before still loads."""
+"""Ranges of integer configs: Kafka's INT and LONG. Out-of-range values of earlier versions still load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kipmesh.messages.schema import MAX_INT32, MAX_INT64
 from tests.unit.core.metadata.metadata_support import Controller
 
 INTS = {"index.interval.bytes", "max.message.bytes", "min.insync.replicas", "segment.bytes", "segment.index.bytes"}
-"""Kafka's LogConfig; the others are LONGs."""
+"""INT configs of Kafka's LogConfig. The others are LONGs."""
 LIMITS = TopicConfig.limits()
 BROKER = {
     "node.id": "1",
@@ -34,55 +34,55 @@ ANY = st.one_of(
 )
 
 
-def test_topics_have_kafkas_types() -> None:
-    assert {key: most for key, (_, most) in LIMITS.items()} == {
+def test_topic_config_ranges_match_kafka_types() -> None:
+    assert {key: maximum for key, (_, maximum) in LIMITS.items()} == {
         key: MAX_INT32 if key in INTS else MAX_INT64 for key in LIMITS
     }
 
 
 @pytest.mark.parametrize("config", [TopicConfig, BrokerConfig, ControllerConfig])
-def test_no_number_is_without_an_end(config: type[Config]) -> None:
+def test_all_integer_configs_have_limits(config: type[Config]) -> None:
     numbers = {
         key for key, field in zip(config.keys(), config.model_fields.values(), strict=True) if field.annotation is int
     }
     assert numbers == config.limits().keys()
-    assert {most for _, most in config.limits().values()} >= {MAX_INT32, MAX_INT64}
-    assert all(least >= -1 and most <= MAX_INT64 for least, most in config.limits().values())
+    assert {maximum for _, maximum in config.limits().values()} >= {MAX_INT32, MAX_INT64}
+    assert all(minimum >= -1 and maximum <= MAX_INT64 for minimum, maximum in config.limits().values())
 
 
-def test_defaults_of_topics_have_the_types_of_topics() -> None:
-    """Or a broker could start with a default that no topic may have."""
-    of_broker = BrokerConfig.limits()
+def test_broker_defaults_of_topic_configs_have_topic_ranges() -> None:
+    """A broker must not start with a default that topics refuse."""
+    broker_limits = BrokerConfig.limits()
     assert [
-        key for key in LIMITS if key in BROKER_DEFAULTS and LIMITS[key][1] != of_broker[BROKER_DEFAULTS[key]][1]
+        key for key in LIMITS if key in BROKER_DEFAULTS and LIMITS[key][1] != broker_limits[BROKER_DEFAULTS[key]][1]
     ] == []
 
 
 @given(st.sampled_from(sorted(LIMITS)), ANY)
-def test_a_topic_takes_what_its_type_holds_and_nothing_else(key: str, number: int) -> None:
-    least, most = LIMITS[key]
+def test_topic_config_accepts_exactly_its_range(key: str, number: int) -> None:
+    minimum, maximum = LIMITS[key]
     try:
         found = TopicConfig.parse({key: str(number)}).as_dict()[key]
     except InvalidConfigError as error:
         text = str(error)
-        is_lag = "above max.compaction.lag.ms" in text  # a rule of two keys
-        assert is_lag or not least <= number <= most
-        assert is_lag or (repr(key) in text and f"from {least} to {most}" in text)
+        is_lag = "above max.compaction.lag.ms" in text  # a constraint between two keys
+        assert is_lag or not minimum <= number <= maximum
+        assert is_lag or (repr(key) in text and f"from {minimum} to {maximum}" in text)
     else:
         assert found == number
-        assert least <= number <= most
+        assert minimum <= number <= maximum
 
 
 @given(st.sampled_from(sorted(BrokerConfig.limits().keys() - BROKER.keys())), st.integers(1))
-def test_a_broker_does_not_start_with_more(key: str, beyond: int) -> None:
-    least, most = BrokerConfig.limits()[key]
-    with pytest.raises(InvalidConfigError, match=f"{key}.*from {least} to {most}"):
-        BrokerConfig.parse({**BROKER, key: str(most + beyond)})
+def test_broker_config_refuses_values_above_maximum(key: str, beyond: int) -> None:
+    minimum, maximum = BrokerConfig.limits()[key]
+    with pytest.raises(InvalidConfigError, match=f"{key}.*from {minimum} to {maximum}"):
+        BrokerConfig.parse({**BROKER, key: str(maximum + beyond)})
 
 
 @given(st.dictionaries(st.sampled_from(sorted(LIMITS)), ANY))
-def test_what_is_stored_loads_as_the_nearest_that_may_be(stored: dict[str, int]) -> None:
-    """As a broker reads the metadata log that an earlier version wrote."""
+def test_stored_out_of_range_topic_config_loads_as_nearest_limit(stored: dict[str, int]) -> None:
+    """A broker loads values that an earlier version wrote to the metadata log."""
     texts = {key: str(number) for key, number in stored.items()}
     manager: Any = SimpleNamespace(
         _topic_configs={},
@@ -90,7 +90,7 @@ def test_what_is_stored_loads_as_the_nearest_that_may_be(stored: dict[str, int])
         _defaults=TopicConfig.parse({}),
     )
     nearest = {key: min(max(number, LIMITS[key][0]), LIMITS[key][1]) for key, number in stored.items()}
-    # Of these two the one may not be above the other; no version took that.
+    # No version accepted a minimum lag above the maximum lag.
     assume(nearest.get("min.compaction.lag.ms", 0) <= nearest.get("max.compaction.lag.ms", MAX_INT64))
     found = ReplicaManager._topic_config(manager, "t").as_dict()
     assert {key: found[key] for key in stored} == nearest
@@ -99,7 +99,7 @@ def test_what_is_stored_loads_as_the_nearest_that_may_be(stored: dict[str, int])
 @pytest.mark.parametrize(
     "key", ["retention.ms", "segment.ms", "flush.messages", "retention.bytes", "segment.index.bytes"]
 )
-def test_topics_are_neither_made_nor_altered_so(key: str) -> None:
+def test_topic_creation_and_alteration_refuse_out_of_range_values(key: str) -> None:
     controller = Controller()
     controller.join(1)
     beyond = str(LIMITS[key][1] + 1)

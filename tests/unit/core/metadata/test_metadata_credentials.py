@@ -1,4 +1,4 @@
-"""SCRAM credentials in the metadata log, beside a dictionary that does what Apache Kafka's controller does."""
+"""SCRAM credentials in the metadata log, compared with an oracle that behaves like Apache Kafka's controller."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def alter(
     *alterations: m.ScramCredentialDeletion | m.ScramCredentialUpsertion,
 ) -> dict[str, ErrorCode]:
     request = m.AlterUserScramCredentialsRequest(
-        [each for each in alterations if isinstance(each, m.ScramCredentialDeletion)],
-        [each for each in alterations if isinstance(each, m.ScramCredentialUpsertion)],
+        [alteration for alteration in alterations if isinstance(alteration, m.ScramCredentialDeletion)],
+        [alteration for alteration in alterations if isinstance(alteration, m.ScramCredentialUpsertion)],
     )
     response = controller.run(controller.core.alter_user_scram_credentials(request))
-    assert all((each.error_code == 0) == (each.error_message is None) for each in response.results)
-    found = {each.user: ErrorCode(each.error_code) for each in response.results}
+    assert all((result.error_code == 0) == (result.error_message is None) for result in response.results)
+    found = {result.user: ErrorCode(result.error_code) for result in response.results}
     assert len(found) == len(response.results)
     return found
 
@@ -42,8 +42,8 @@ def describe(controller: Controller, *users: str) -> dict[str, tuple[ErrorCode, 
     response = controller.run(controller.core.describe_user_scram_credentials(request))
     assert response.error_code == 0
     return {
-        each.user: (ErrorCode(each.error_code), [tuple(info) for info in each.credential_infos])
-        for each in response.results
+        result.user: (ErrorCode(result.error_code), [tuple(info) for info in result.credential_infos])
+        for result in response.results
     }
 
 
@@ -51,20 +51,20 @@ def upsertion(name: str = "alice", mechanism: int = SHA_256, iterations: int = 4
     return m.ScramCredentialUpsertion(name, mechanism, iterations, b"salt", b"salted password")
 
 
-def keys(asked: m.ScramCredentialUpsertion) -> ScramCredential:
-    """RFC 5802's StoredKey and ServerKey."""
-    hash_ = HASHES[asked.mechanism]
-    client_key = hmac.new(asked.salted_password, b"Client Key", hash_).digest()
-    server_key = hmac.new(asked.salted_password, b"Server Key", hash_).digest()
-    return ScramCredential(asked.salt, hash_(client_key).digest(), server_key, asked.iterations)
+def keys(alteration: m.ScramCredentialUpsertion) -> ScramCredential:
+    """Compute StoredKey and ServerKey (RFC 5802)."""
+    hash_ = HASHES[alteration.mechanism]
+    client_key = hmac.new(alteration.salted_password, b"Client Key", hash_).digest()
+    server_key = hmac.new(alteration.salted_password, b"Server Key", hash_).digest()
+    return ScramCredential(alteration.salt, hash_(client_key).digest(), server_key, alteration.iterations)
 
 
 def restored(image: MetadataImage) -> MetadataImage:
-    """By way of a snapshot's records."""
-    made = MetadataImage(image.offset, image.epoch, image.timestamp_ms)
+    """Copy an image through snapshot records."""
+    copy = MetadataImage(image.offset, image.epoch, image.timestamp_ms)
     for value in image_values(image.capture()):
-        made.apply(r.decode_record(value), MetadataDelta())
-    return made
+        copy.apply(r.decode_record(value), MetadataDelta())
+    return copy
 
 
 NAMES = st.sampled_from(["alice", "bob", "carol", ""])
@@ -81,43 +81,43 @@ UPSERTIONS = st.builds(
 
 
 class Oracle:
-    """What Apache Kafka's ScramControlManager answers and keeps."""
+    """Results and state of Apache Kafka's ScramControlManager."""
 
     def __init__(self) -> None:
         self.credentials: dict[tuple[str, int], m.ScramCredentialUpsertion] = {}
 
-    def _fault(self, asked: m.ScramCredentialDeletion | m.ScramCredentialUpsertion) -> ErrorCode:
-        if not asked.name:
+    def _error_of(self, alteration: m.ScramCredentialDeletion | m.ScramCredentialUpsertion) -> ErrorCode:
+        if not alteration.name:
             return ErrorCode.UNACCEPTABLE_CREDENTIAL
-        if asked.mechanism not in HASHES:
+        if alteration.mechanism not in HASHES:
             return ErrorCode.UNSUPPORTED_SASL_MECHANISM
-        if isinstance(asked, m.ScramCredentialDeletion):
-            is_there = (asked.name, asked.mechanism) in self.credentials
+        if isinstance(alteration, m.ScramCredentialDeletion):
+            is_there = (alteration.name, alteration.mechanism) in self.credentials
             return ErrorCode.NONE if is_there else ErrorCode.RESOURCE_NOT_FOUND
-        return ErrorCode.NONE if 4096 <= asked.iterations <= 16_384 else ErrorCode.UNACCEPTABLE_CREDENTIAL
+        return ErrorCode.NONE if 4096 <= alteration.iterations <= 16_384 else ErrorCode.UNACCEPTABLE_CREDENTIAL
 
     def alter(
         self, deletions: list[m.ScramCredentialDeletion], upsertions: list[m.ScramCredentialUpsertion]
     ) -> dict[str, ErrorCode]:
-        all_: list[m.ScramCredentialDeletion | m.ScramCredentialUpsertion] = [*deletions, *upsertions]
+        alterations: list[m.ScramCredentialDeletion | m.ScramCredentialUpsertion] = [*deletions, *upsertions]
         results = {}
-        for name in {each.name for each in all_}:
-            own = [each for each in all_ if each.name == name]
-            first = self._fault(own[0])
+        for name in {alteration.name for alteration in alterations}:
+            own = [alteration for alteration in alterations if alteration.name == name]
+            first = self._error_of(own[0])
             results[name] = first if first or len(own) == 1 else ErrorCode.DUPLICATE_RESOURCE
             if results[name]:
                 continue
-            (asked,) = own
-            if isinstance(asked, m.ScramCredentialDeletion):
-                del self.credentials[asked.name, asked.mechanism]
+            (alteration,) = own
+            if isinstance(alteration, m.ScramCredentialDeletion):
+                del self.credentials[alteration.name, alteration.mechanism]
             else:
-                self.credentials[asked.name, asked.mechanism] = asked
+                self.credentials[alteration.name, alteration.mechanism] = alteration
         return results
 
 
 @given(st.lists(st.tuples(st.lists(DELETIONS, max_size=3), st.lists(UPSERTIONS, max_size=3)), max_size=12))
 @settings(max_examples=150, deadline=None)
-def test_beside_the_oracle(
+def test_scram_credentials_match_oracle(
     requests: list[tuple[list[m.ScramCredentialDeletion], list[m.ScramCredentialUpsertion]]],
 ) -> None:
     controller, oracle = Controller(), Oracle()
@@ -130,14 +130,14 @@ def test_beside_the_oracle(
             for user, own in controller.image.credentials.items()
             for mechanism, found in own.items()
         }
-        assert kept == {key: keys(asked) for key, asked in oracle.credentials.items()}
-        told = {(user, infos[0]): infos[1] for user, (_, all_) in describe(controller).items() for infos in all_}
-        assert told == {key: asked.iterations for key, asked in oracle.credentials.items()}
+        assert kept == {key: keys(alteration) for key, alteration in oracle.credentials.items()}
+        described = {(user, info[0]): info[1] for user, (_, infos) in describe(controller).items() for info in infos}
+        assert described == {key: alteration.iterations for key, alteration in oracle.credentials.items()}
     assert controller.replayed() == controller.image
     assert restored(controller.image) == controller.image
 
 
-def test_a_credential_is_set_changed_and_deleted() -> None:
+def test_credential_is_created_altered_and_deleted() -> None:
     controller = Controller()
     assert alter(controller, upsertion(), upsertion("bob", SHA_512)) == {"alice": 0, "bob": 0}
     assert alter(controller, upsertion(mechanism=SHA_512, iterations=8192)) == {"alice": 0}
@@ -158,9 +158,9 @@ def test_a_credential_is_set_changed_and_deleted() -> None:
     }
 
 
-def test_what_is_refused_changes_nothing() -> None:
+def test_refused_credential_alterations_write_no_records() -> None:
     controller = Controller()
-    for asked in (
+    for alteration in (
         upsertion(""),
         upsertion("x" * 256),
         upsertion("a\0b"),
@@ -169,7 +169,7 @@ def test_what_is_refused_changes_nothing() -> None:
         upsertion()._replace(salted_password=b""),
         upsertion()._replace(salted_password=b"s" * (SECRET_BYTES_MAX + 1)),
     ):
-        assert set(alter(controller, asked).values()) == {ErrorCode.UNACCEPTABLE_CREDENTIAL}
+        assert set(alter(controller, alteration).values()) == {ErrorCode.UNACCEPTABLE_CREDENTIAL}
         assert not controller.last_records
     many = [upsertion(f"user-{number}") for number in range(ALTERATIONS_MAX + 1)]
     assert set(alter(controller, *many).values()) == {ErrorCode.POLICY_VIOLATION}
@@ -178,22 +178,24 @@ def test_what_is_refused_changes_nothing() -> None:
     assert len(controller.image.credentials) == ALTERATIONS_MAX
 
 
-def test_the_log_has_kafkas_records_and_no_password() -> None:
+def test_log_contains_scram_records_without_password() -> None:
     controller = Controller()
-    asked = upsertion()._replace(salted_password=b"secret of alice")
-    alter(controller, asked)
+    alteration = upsertion()._replace(salted_password=b"secret of alice")
+    alter(controller, alteration)
     (record,) = controller.last_records
-    made = keys(asked)
-    assert record == r.UserScramCredentialRecord("alice", SHA_256, *made)
+    credential = keys(alteration)
+    assert record == r.UserScramCredentialRecord("alice", SHA_256, *credential)
     assert not any(b"secret" in batch for batch in controller.batches)
-    assert "secret" not in repr(asked)
-    assert repr(made.stored_key) not in repr(controller.image.credentials)
-    assert [each for each in image_records(controller.image.capture()) if "Scram" in type(each).__name__] == [record]
+    assert "secret" not in repr(alteration)
+    assert repr(credential.stored_key) not in repr(controller.image.credentials)
+    assert [record for record in image_records(controller.image.capture()) if "Scram" in type(record).__name__] == [
+        record
+    ]
     alter(controller, m.ScramCredentialDeletion("alice", SHA_256))
     assert controller.last_records == (r.RemoveUserScramCredentialRecord("alice", SHA_256),)
 
 
-def test_a_removal_of_nothing_is_corrupt() -> None:
+def test_removal_record_of_missing_credential_is_corrupt() -> None:
     image = MetadataImage()
     image.apply(r.UserScramCredentialRecord("alice", SHA_256, b"s", b"k", b"v", 4096), MetadataDelta())
     with pytest.raises(CorruptRecordError, match="no credential"):
@@ -201,7 +203,7 @@ def test_a_removal_of_nothing_is_corrupt() -> None:
     assert image.failed
 
 
-def test_a_mechanism_of_a_newer_cluster_is_kept() -> None:
+def test_unknown_scram_mechanism_is_kept_and_described() -> None:
     controller = Controller()
     image = controller.image
     record = r.UserScramCredentialRecord("alice", 7, b"s", b"k", b"v", 4096)
@@ -211,7 +213,7 @@ def test_a_mechanism_of_a_newer_cluster_is_kept() -> None:
     assert alter(controller, m.ScramCredentialDeletion("alice", 7)) == {"alice": ErrorCode.UNSUPPORTED_SASL_MECHANISM}
 
 
-def test_a_capture_stays_while_credentials_change() -> None:
+def test_capture_is_isolated_from_credential_changes() -> None:
     controller = Controller()
     alter(controller, upsertion(), upsertion("bob"))
     captured = controller.image.capture()

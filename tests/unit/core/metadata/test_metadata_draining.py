@@ -1,4 +1,4 @@
-"""Where the replicas of a broker that leaves go, when it may be forgotten, and what is configured of brokers."""
+"""Draining a broker, unregistering it, and dynamic broker configuration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RATE = "follower.replication.throttled.rate"
 
 
 def cluster(brokers: int = 6, **values: Any) -> Controller:
-    """Racks in turn, brokers 1 and 4 are leader services."""
+    """Create a controller with brokers in three racks. Brokers 1 and 4 are leader services."""
     controller = Controller(**values)
     for broker in range(1, brokers + 1):
         controller.join(broker, rack=f"rack-{broker % 3}", leads=broker in (1, 4))
@@ -38,8 +38,8 @@ def wanted(response: m.PlanBrokerDrainResponse) -> dict[tuple[str, int], tuple[i
     return {(t.name, p.partition_index): tuple(p.replicas or ()) for t in response.topics for p in t.partitions}
 
 
-def beat(controller: Controller, *brokers: int) -> None:
-    """Time passes, and only these are heard of."""
+def heartbeats(controller: Controller, *brokers: int) -> None:
+    """Advance the clock beyond the session timeout. Only these brokers send heartbeats."""
     for _ in range(3):
         controller.now_ms += SESSION_MS // 2
         for broker in brokers:
@@ -47,30 +47,30 @@ def beat(controller: Controller, *brokers: int) -> None:
         controller.expire()
 
 
-def test_one_takes_the_place_and_the_others_stay() -> None:
+def test_drain_plan_replaces_one_replica_within_rack_rules() -> None:
     controller = cluster()
-    controller.assigned("t", (1, 2, 3), (2, 3, 1), (4, 5, 6))
-    # Rack 1 is free without broker 1, and only broker 4 is in it.
+    controller.create_assigned("t", (1, 2, 3), (2, 3, 1), (4, 5, 6))
+    # Without broker 1, its rack has no replica and only broker 4.
     assert wanted(plan(controller, 1)) == {("t", 0): (4, 2, 3), ("t", 1): (2, 3, 4)}
     assert wanted(plan(controller, 2)) == {("t", 0): (1, 5, 3), ("t", 1): (1, 3, 5)}
     assert wanted(plan(controller, 5)) == {("t", 2): (4, 2, 6)}
 
 
-def test_a_leader_service_takes_the_first_place_or_else_moves_there() -> None:
+def test_drain_plan_keeps_leader_service_first() -> None:
     controller = cluster()
-    controller.assigned("t", (1, 2))
+    controller.create_assigned("t", (1, 2))
     assert wanted(plan(controller, 1)) == {("t", 0): (4, 2)}
-    beat(controller, 1, 2, 3, 5, 6)  # 4 is gone
-    controller.assigned("u", (1, 2), (2, 1))
+    heartbeats(controller, 1, 2, 3, 5, 6)  # broker 4 is fenced
+    controller.create_assigned("u", (1, 2), (2, 1))
     assert wanted(plan(controller, 1))["u", 0] == (2, 6)
-    assert wanted(plan(controller, 2))["u", 1] == (1, 6)  # no leader service is free, but one is there already
+    assert wanted(plan(controller, 2))["u", 1] == (1, 6)  # no leader service is available, but the partition has one
 
 
-def test_loads_are_evened_out() -> None:
+def test_drain_plan_balances_load() -> None:
     controller = Controller()
     for broker in range(1, 5):
         controller.join(broker)
-    controller.assigned("t", *[(1,)] * 9)
+    controller.create_assigned("t", *[(1,)] * 9)
     taken = Counter(replicas[0] for replicas in wanted(plan(controller, 1)).values())
     assert taken == {2: 3, 3: 3, 4: 3}
 
@@ -78,7 +78,7 @@ def test_loads_are_evened_out() -> None:
 def walk(
     controller: Controller, broker: int, cursor: m.DrainCursor | None = None, *, is_check: bool = False
 ) -> list[m.PlanBrokerDrainResponse]:
-    """The plans behind the cursor, of which nothing is done."""
+    """Return all plans from the cursor, without executing them."""
     plans = []
     while True:
         request = m.PlanBrokerDrainRequest(broker, 1000, cursor, is_check)
@@ -88,10 +88,10 @@ def walk(
             return plans
 
 
-def test_a_walk_drains_the_broker() -> None:
+def test_drain_walk_moves_all_replicas_of_broker() -> None:
     total = 2 * PLANNED_MAX + 1
     controller = cluster(max_partitions_per_request=total)
-    topic = controller.assigned("t", *[(1, 2, 3)] * total)
+    topic = controller.create_assigned("t", *[(1, 2, 3)] * total)
     sizes, cursor = [], None
     while True:
         response = controller.run(controller.core.plan_broker_drain(m.PlanBrokerDrainRequest(1, 1000, cursor)))
@@ -110,76 +110,76 @@ def test_a_walk_drains_the_broker() -> None:
     assert plan(controller, 1) == m.PlanBrokerDrainResponse()
 
 
-def test_a_walk_names_each_partition_once_whatever_becomes_of_them() -> None:
+def test_drain_walk_names_each_partition_once() -> None:
     total = 2 * PLANNED_MAX + 1
     controller = cluster(max_partitions_per_request=total)
-    controller.assigned("t", *[(1, 2, 3)] * total)
-    controller.assigned("u", (1, 2, 3))
+    controller.create_assigned("t", *[(1, 2, 3)] * total)
+    controller.create_assigned("u", (1, 2, 3))
     plans = walk(controller, 1)
-    named = [where for one in plans for where in wanted(one)]
+    named = [partition for plan_ in plans for partition in wanted(plan_)]
     assert sorted(named) == [*[("t", number) for number in range(total)], ("u", 0)]
-    loads = Counter(broker for one in plans for replicas in wanted(one).values() for broker in replicas)
-    assert loads[4] == total + 1, "the only one of its rack"
+    loads = Counter(broker for plan_ in plans for replicas in wanted(plan_).values() for broker in replicas)
+    assert loads[4] == total + 1, "the only broker of its rack"
     first = plan(controller, 1)
     controller.run(controller.core.delete_topics(m.DeleteTopicsRequest([m.DeleteTopicState("t")])))
     (rest,) = walk(controller, 1, first.next_cursor)
     assert wanted(rest) == {("u", 0): (4, 2, 3)}
 
 
-def test_loads_are_evened_out_over_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drain_walk_balances_load_across_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draining, "PLANNED_MAX", 2)
     controller = Controller()
     for broker in range(1, 5):
         controller.join(broker)
-    controller.assigned("t", *[(1,)] * 9)
-    taken = Counter(replicas[0] for one in walk(controller, 1) for replicas in wanted(one).values())
+    controller.create_assigned("t", *[(1,)] * 9)
+    taken = Counter(replicas[0] for plan_ in walk(controller, 1) for replicas in wanted(plan_).values())
     assert taken == {2: 3, 3: 3, 4: 3}
 
 
-def test_a_step_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a huge topic some partitions are counted, and what leaves already, or is only checked, counts as looked at."""
+def test_drain_step_checks_bounded_number_of_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load counting, leaving partitions and checks all count towards the limit of plan_ step."""
     monkeypatch.setattr(draining, "CHECKED_MAX", 10)
     controller = cluster(max_partitions_per_request=100)
-    controller.assigned("t", *[(1, 2, 3)] * 35)
-    assert [len(wanted(one)) for one in walk(controller, 1, is_check=True)] == [0] * 4
+    controller.create_assigned("t", *[(1, 2, 3)] * 35)
+    assert [len(wanted(plan_)) for plan_ in walk(controller, 1, is_check=True)] == [0] * 4
     plans = walk(controller, 1)
-    assert [len(wanted(one)) for one in plans] == [1, 10, 10, 10, 4]
-    for one in plans:
+    assert [len(wanted(plan_)) for plan_ in plans] == [1, 10, 10, 10, 4]
+    for plan_ in plans:
         controller.run(
-            controller.core.alter_partition_reassignments(m.AlterPartitionReassignmentsRequest(1, one.topics))
+            controller.core.alter_partition_reassignments(m.AlterPartitionReassignmentsRequest(1, plan_.topics))
         )
-    assert [one.leaving for one in walk(controller, 1)] == [10, 10, 10, 5]
+    assert [plan_.leaving for plan_ in walk(controller, 1)] == [10, 10, 10, 5]
 
 
-def test_a_forgotten_walk_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two that drain one broker do not disturb each other; of too many walks the oldest is forgotten."""
+def test_evicted_drain_walk_starts_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two clients can drain the same broker. The oldest of too many walks is evicted."""
     monkeypatch.setattr(draining, "PLANNED_MAX", 1)
     monkeypatch.setattr(draining, "WALKS_MAX", 2)
     controller = cluster()
-    controller.assigned("t", *[(1, 2, 3)] * 3)
+    controller.create_assigned("t", *[(1, 2, 3)] * 3)
     first, second = plan(controller, 1), plan(controller, 1)
     assert first.next_cursor != second.next_cursor
-    for one in (second, first):
-        assert [list(wanted(each)) for each in walk(controller, 1, one.next_cursor)] == [[("t", 1)], [("t", 2)]]
-    forgotten, *_ = [plan(controller, 1).next_cursor for _ in range(3)]
-    for cursor in (forgotten, m.DrainCursor(77, "t", 1)):
+    for started in (second, first):
+        assert [list(wanted(plan_)) for plan_ in walk(controller, 1, started.next_cursor)] == [[("t", 1)], [("t", 2)]]
+    evicted, *_ = [plan(controller, 1).next_cursor for _ in range(3)]
+    for cursor in (evicted, m.DrainCursor(77, "t", 1)):
         assert len(walk(controller, 1, cursor)) == 3
     other = plan(controller, 2).next_cursor
-    assert len(walk(controller, 1, other)) == 3, "another broker's"
+    assert len(walk(controller, 1, other)) == 3, "a cursor of another broker"
 
 
-def test_too_few_brokers() -> None:
+def test_drain_plan_without_target_brokers_is_refused() -> None:
     controller = cluster(3)
-    controller.assigned("t", (1, 2))
-    controller.assigned("u", (1, 2, 3))
+    controller.create_assigned("t", (1, 2))
+    controller.create_assigned("u", (1, 2, 3))
     response = plan(controller, 1)
     assert response.error_code == ErrorCode.INVALID_REPLICATION_FACTOR
     assert response.error_message is not None
     assert "'u'" in response.error_message
     assert not response.topics
     assert plan(controller, 9).error_code == ErrorCode.BROKER_ID_NOT_REGISTERED
-    beat(controller, 1, 2)
-    assert plan(controller, 1).error_code == ErrorCode.INVALID_REPLICATION_FACTOR  # a fenced broker takes nothing
+    heartbeats(controller, 1, 2)
+    assert plan(controller, 1).error_code == ErrorCode.INVALID_REPLICATION_FACTOR  # fenced brokers get no replicas
 
 
 def unregister(controller: Controller, broker: int) -> int:
@@ -189,22 +189,22 @@ def unregister(controller: Controller, broker: int) -> int:
     return code
 
 
-def test_only_an_empty_and_stopped_broker_is_forgotten() -> None:
+def test_only_empty_stopped_broker_can_be_unregistered() -> None:
     controller = cluster(4)
-    controller.assigned("t", (1, 2))
+    controller.create_assigned("t", (1, 2))
     assert unregister(controller, 9) == ErrorCode.BROKER_ID_NOT_REGISTERED
     assert unregister(controller, 1) == ErrorCode.POLICY_VIOLATION
     assert unregister(controller, 3) == ErrorCode.INVALID_REQUEST
     reassign(controller, (2, 4))
-    beat(controller, 1, 2, 4)  # 3 is stopped
+    heartbeats(controller, 1, 2, 4)  # broker 3 is stopped
     assert unregister(controller, 3) == 0
     assert 3 not in controller.image.brokers
     assert unregister(controller, 3) == ErrorCode.BROKER_ID_NOT_REGISTERED
     assert controller.heartbeat(3, epoch=1).error_code == ErrorCode.BROKER_ID_NOT_REGISTERED
     assert controller.replayed() == controller.image
     controller.register(3, incarnation=2)
-    assert unregister(controller, 3) == ErrorCode.INVALID_REQUEST  # it is starting
-    beat(controller, 2, 4)  # 1 dies while it is being drained: it is not empty
+    assert unregister(controller, 3) == ErrorCode.INVALID_REQUEST  # the broker is starting
+    heartbeats(controller, 2, 4)  # broker 1 fails before it is empty
     assert unregister(controller, 1) == ErrorCode.POLICY_VIOLATION
 
 
@@ -226,7 +226,7 @@ def described(controller: Controller, name: str) -> list[tuple[str, str | None, 
     return [(config.name, config.value, config.config_source) for config in result.configs]
 
 
-def test_the_throttle_of_one_broker_and_of_all() -> None:
+def test_replication_throttle_is_configured_per_broker_and_cluster_wide() -> None:
     controller = cluster(2)
     assert described(controller, "1") == []
     assert alter(controller, "", m.AlterableConfig(RATE, 0, "1000")) == 0
@@ -241,11 +241,11 @@ def test_the_throttle_of_one_broker_and_of_all() -> None:
     assert described(controller, "1") == []
 
 
-def test_a_forgotten_broker_leaves_no_configuration_behind() -> None:
+def test_unregistering_broker_removes_its_config() -> None:
     controller = cluster(3)
     for name in ("", "2", "3"):
         assert alter(controller, name, m.AlterableConfig(RATE, 0, "50")) == 0
-    beat(controller, 1, 2)  # 3 is stopped
+    heartbeats(controller, 1, 2)  # broker 3 is stopped
     assert unregister(controller, 3) == 0
     assert controller.image.broker_config("3") == {}
     assert controller.image.broker_config("2") == controller.image.broker_config("") == {RATE: "50"}
@@ -271,7 +271,7 @@ def test_a_forgotten_broker_leaves_no_configuration_behind() -> None:
         ],
     ],
 )
-def test_bad_configurations_of_brokers(name: str, config: m.AlterableConfig, code: ErrorCode) -> None:
+def test_invalid_broker_config_is_refused(name: str, config: m.AlterableConfig, code: ErrorCode) -> None:
     controller = cluster(2)
     assert alter(controller, name, config) == code
     assert alter(controller, "1", m.AlterableConfig(RATE, 0, "1"), m.AlterableConfig(RATE, 0, "2")) == (

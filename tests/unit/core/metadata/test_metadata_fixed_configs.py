@@ -1,4 +1,4 @@
-"""The metadata topic's own configuration: `cleanup.policy` reads `snapshot` and nothing can be set (630-07)."""
+"""Configuration of the metadata topic: `cleanup.policy` is `snapshot` and all configs are read-only (630-07)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def described(*keys: str, documented: bool = False) -> m.DescribeConfigsResult:
     return result
 
 
-def test_its_cleanup_policy_reads_snapshot() -> None:
+def test_metadata_topic_cleanup_policy_is_snapshot() -> None:
     result = described()
     assert (result.error_code, result.resource_name) == (0, CLUSTER_METADATA_TOPIC)
     (entry,) = result.configs
@@ -26,7 +26,7 @@ def test_its_cleanup_policy_reads_snapshot() -> None:
     assert (entry.config_source, entry.documentation) == (ConfigSource.DEFAULT, None)
 
 
-def test_keys_and_documentation_are_as_asked() -> None:
+def test_metadata_topic_description_honours_requested_keys_and_documentation() -> None:
     assert described("retention.ms").configs == ()
     (entry,) = described("cleanup.policy", "retention.ms", documented=True).configs
     assert "snapshot" in (entry.documentation or "")
@@ -34,7 +34,7 @@ def test_keys_and_documentation_are_as_asked() -> None:
 
 @pytest.mark.parametrize("operation", list(AlterOperation))
 @pytest.mark.parametrize("key", ["cleanup.policy", "retention.ms"])
-def test_nothing_of_it_can_be_set(operation: AlterOperation, key: str) -> None:
+def test_metadata_topic_configs_cannot_be_altered(operation: AlterOperation, key: str) -> None:
     altered = m.AlterConfigsResource(
         TOPIC_RESOURCE, CLUSTER_METADATA_TOPIC, [m.AlterableConfig(key, operation, "delete")]
     )

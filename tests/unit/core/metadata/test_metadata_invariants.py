@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: `check_image` after every decision, and a log that replays to the same image."""
+"""Random requests: `check_image` holds after every decision, and the log replays to the same image."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = st.sampled_from(["a", "b", "c.d", "c_d", "__cluster_metadata"])
 
 
 class ControllerMachine(RuleBasedStateMachine):
-    """Random requests; brokers answer what they are asked with random log ends."""
+    """Random requests. Brokers report random log ends when requested."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,24 +107,24 @@ class ControllerMachine(RuleBasedStateMachine):
     @rule(
         kind=st.sampled_from(list(ElectionType)),
         wanted=st.lists(st.tuples(NAME, st.integers(-1, 4)), max_size=5),
-        gives_up=st.booleans(),
+        withdraws=st.booleans(),
     )
-    def elect(self, kind: ElectionType, wanted: list[tuple[str, int]], *, gives_up: bool) -> None:
+    def elect(self, kind: ElectionType, wanted: list[tuple[str, int]], *, withdraws: bool) -> None:
         core = self.controller.core
         results = self.controller.run(core.elect_leaders(kind, wanted))
-        assert [(each.topic, each.partition) for each in results] == list(dict.fromkeys(wanted))
-        for each in results:
-            topic = self.controller.image.topic_by_name(each.topic)
-            state = topic.partitions.get(each.partition) if topic is not None else None
-            if each.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        assert [(result.topic, result.partition) for result in results] == list(dict.fromkeys(wanted))
+        for result in results:
+            topic = self.controller.image.topic_by_name(result.topic)
+            state = topic.partitions.get(result.partition) if topic is not None else None
+            if result.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 assert state is None
                 continue
             assert state is not None
-            if each.code in (ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED):
+            if result.code in (ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED):
                 assert state.leader == (state.replicas[0] if kind is ElectionType.PREFERRED else state.leader) != -1
             elif kind is ElectionType.UNCLEAN:
                 assert state.leader == -1
-        if gives_up:
+        if withdraws:
             self.controller.run(core.withdraw_elections(wanted))
 
     @rule(count_max=st.integers(1, 3))
@@ -141,13 +141,13 @@ class ControllerMachine(RuleBasedStateMachine):
             assert state.leader_recovery_state == 0
 
     @invariant()
-    def what_waits_is_named(self) -> None:
+    def waiting_partitions_have_required_brokers(self) -> None:
         image = self.controller.image
         for topic_id, partition in image.leaderless:
             state = image.topics[topic_id].partitions[partition]
             assert state.last_isr
             if state.isr:
-                assert image.required_brokers(topic_id, partition), "a clean member is here and does not lead"
+                assert image.required_brokers(topic_id, partition), "an eligible ISR member does not lead"
 
     def teardown(self) -> None:
         image = MetadataImage()

@@ -1,4 +1,4 @@
-"""Replicas whose data folder failed (KIP-858): who leads instead, and that nobody leads who may lack something."""
+"""Failed log directories (KIP-858): elections of other leaders, never of a leader that may lack records."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def assign(controller: Controller, broker_id: int, directory: bytes, topic_id: b
     )
     response = controller.run(controller.core.assign_replicas_to_dirs(request))
     assert not response.error_code
-    return [part.error_code for one in response.directories for t in one.topics for part in t.partitions]
+    return [part.error_code for result in response.directories for t in result.topics for part in t.partitions]
 
 
-def test_a_lost_leader_is_replaced_and_joins_no_isr_until_it_is_back(controller: Controller) -> None:
-    topic_id = controller.assigned("t", (1, 2, 3))
+def test_leader_with_failed_log_directory_leaves_isr_until_reassigned(controller: Controller) -> None:
+    topic_id = controller.create_assigned("t", (1, 2, 3))
     before = controller.state(topic_id)
     lost = before.leader
     assert assign(controller, lost, LOST_DIRECTORY, topic_id, 0) == [0]
@@ -60,26 +60,26 @@ def test_a_lost_leader_is_replaced_and_joins_no_isr_until_it_is_back(controller:
     assert set(controller.state(topic_id).isr) == {1, 2, 3}
 
 
-def test_a_preferred_leader_that_is_lost_is_said_to_be_so(controller: Controller) -> None:
-    topic_id = controller.assigned("t", (1, 2, 3))
+def test_preferred_election_reports_failed_log_directory(controller: Controller) -> None:
+    topic_id = controller.create_assigned("t", (1, 2, 3))
     assign(controller, 1, LOST_DIRECTORY, topic_id, 0)
-    (said,) = controller.run(controller.core.elect_leaders(ElectionType.PREFERRED, [("t", 0)]))
-    assert said.code is ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
-    assert said.message == "the preferred leader, broker 1, has lost this replica: its log directory failed"
+    (result,) = controller.run(controller.core.elect_leaders(ElectionType.PREFERRED, [("t", 0)]))
+    assert result.code is ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+    assert result.message == "the preferred leader, broker 1, has lost this replica: its log directory failed"
     assign(controller, 1, NEW, topic_id, 0)
-    (said,) = controller.run(controller.core.elect_leaders(ElectionType.PREFERRED, [("t", 0)]))
-    assert "is not in the ISR" in said.message
+    (result,) = controller.run(controller.core.elect_leaders(ElectionType.PREFERRED, [("t", 0)]))
+    assert "is not in the ISR" in result.message
 
 
-def test_the_last_member_of_an_isr_is_waited_for(controller: Controller) -> None:
-    topic_id = controller.assigned("t", (1, 2, 3))
+def test_election_waits_for_last_isr_member_with_failed_log_directory(controller: Controller) -> None:
+    topic_id = controller.create_assigned("t", (1, 2, 3))
     leader = controller.state(topic_id).leader
     assert not controller.alter_isr(topic_id, 0, (leader,)).error_code
     assign(controller, leader, LOST_DIRECTORY, topic_id, 0)
     state = controller.state(topic_id)
     assert (state.leader, tuple(state.isr), state.last_isr) == (r.NO_LEADER, (), (leader,))
     assert controller.image.required_brokers(topic_id, 0) == (leader,)
-    for broker_id in (1, 2, 3):  # nobody else is elected, whatever happens to the others
+    for broker_id in (1, 2, 3):  # no other replica is elected
         controller.heartbeat(broker_id, log_ends=[m.PartitionLogEnd(topic_id, 0, 0, 5)] if broker_id != leader else ())
     other = next(broker for broker in (1, 2, 3) if broker != leader)
     controller.pass_ms(SESSION_MS // 2)
@@ -87,7 +87,7 @@ def test_the_last_member_of_an_isr_is_waited_for(controller: Controller) -> None
     controller.pass_ms(SESSION_MS // 2)
     controller.join(other, 2, log_dirs=controller.image.brokers[other].log_dirs)
     assert controller.state(topic_id).leader == r.NO_LEADER
-    # Its folder is back: it says where its log ends, and leads.
+    # The log directory is available again: the broker reports its log end and leads.
     assign(controller, leader, A, topic_id, 0)
     wanted = controller.heartbeat(leader).wanted_log_ends
     assert list(wanted) == [m.TopicIdPartition(topic_id, 0)]
@@ -96,9 +96,9 @@ def test_the_last_member_of_an_isr_is_waited_for(controller: Controller) -> None
     assert (state.leader, tuple(state.isr)) == (leader, (leader,))
 
 
-def test_what_a_replica_told_before_it_was_lost_elects_nobody(controller: Controller) -> None:
-    topic_id = controller.assigned("t", (1, 2))
-    for broker_id in (1, 2):  # a power cut: both are back, and neither is clean
+def test_log_end_reported_before_directory_failure_is_ignored(controller: Controller) -> None:
+    topic_id = controller.create_assigned("t", (1, 2))
+    for broker_id in (1, 2):  # unclean restart of both brokers
         controller.pass_ms(SESSION_MS)
         controller.register(broker_id, 2, log_dirs=controller.image.brokers[broker_id].log_dirs)
     assert (controller.state(topic_id).leader, controller.state(topic_id).last_isr) == (r.NO_LEADER, (1, 2))
@@ -109,7 +109,7 @@ def test_what_a_replica_told_before_it_was_lost_elects_nobody(controller: Contro
     controller.heartbeat(2, log_ends=(m.PartitionLogEnd(topic_id, 0, 0, 5),))
     assert controller.state(topic_id).leader == r.NO_LEADER
     assert controller.image.required_brokers(topic_id, 0) == (1,)
-    assert not controller.heartbeat(1).wanted_log_ends, "there is no log to ask for"
+    assert not controller.heartbeat(1).wanted_log_ends, "a lost replica has no log end to request"
     controller.register(1, 3, log_dirs=(A, B))
     controller.pass_ms(SESSION_MS)
     controller.join(1, 3, log_dirs=(A, B))
@@ -121,8 +121,8 @@ def test_what_a_replica_told_before_it_was_lost_elects_nobody(controller: Contro
     assert controller.state(topic_id).leader == 1
 
 
-def test_an_unclean_election_does_not_wait_for_a_lost_replica(controller: Controller) -> None:
-    topic_id = controller.assigned("t", (1, 2, 3), unclean_leader_election_enable="true")
+def test_unclean_election_does_not_wait_for_failed_log_directory(controller: Controller) -> None:
+    topic_id = controller.create_assigned("t", (1, 2, 3), unclean_leader_election_enable="true")
     leader = controller.state(topic_id).leader
     assert not controller.alter_isr(topic_id, 0, (leader,)).error_code
     assign(controller, leader, LOST_DIRECTORY, topic_id, 0)
@@ -133,8 +133,8 @@ def test_an_unclean_election_does_not_wait_for_a_lost_replica(controller: Contro
     assert state.leader_recovery_state == 1
 
 
-def test_a_broker_that_registers_without_a_folder_has_lost_all(controller: Controller) -> None:
-    topic_id = controller.assigned("t", *[(1, 2, 3)] * 6)
+def test_registration_without_log_directory_loses_its_replicas(controller: Controller) -> None:
+    topic_id = controller.create_assigned("t", *[(1, 2, 3)] * 6)
     clean = controller.image.brokers[1].broker_epoch
     while not controller.heartbeat(1, shut_down=True).should_shut_down:
         controller.heartbeat(2)
@@ -150,28 +150,28 @@ def test_a_broker_that_registers_without_a_folder_has_lost_all(controller: Contr
     ]
 
 
-def test_more_folders_are_no_loss(controller: Controller) -> None:
-    topic_id = controller.assigned("t", (1, 2, 3))
+def test_registration_with_more_log_directories_loses_no_replica(controller: Controller) -> None:
+    topic_id = controller.create_assigned("t", (1, 2, 3))
     controller.pass_ms(SESSION_MS)
     controller.register(1, 2, log_dirs=(NEW, B, A))
     assert not is_lost(controller.state(topic_id), 1)
     assert controller.image.brokers[1].log_dirs == (NEW, B, A)
 
 
-def test_heartbeats_tell_of_failed_folders(controller: Controller) -> None:
+def test_heartbeat_reports_failed_log_directories(controller: Controller) -> None:
     controller.heartbeat(1, offline_log_dirs=(B,))
     assert controller.image.brokers[1].log_dirs == (A,)
     assert not controller.image.brokers[1].fenced
     controller.heartbeat(1, offline_log_dirs=(B,))
     assert controller.last_records == []
-    topic_id = controller.assigned("t", (1, 2, 3))
+    topic_id = controller.create_assigned("t", (1, 2, 3))
     controller.pass_ms(SESSION_MS)
-    controller.register(1, 2, log_dirs=(A,))  # it is known by now: nothing is lost by that
+    controller.register(1, 2, log_dirs=(A,))  # the failure was reported before: no replica is lost
     assert not is_lost(controller.state(topic_id), 1)
 
 
-def test_assignments_that_are_refused(controller: Controller) -> None:
-    topic_id = controller.assigned("t", (2,))
+def test_invalid_log_directory_assignments_are_refused(controller: Controller) -> None:
+    topic_id = controller.create_assigned("t", (2,))
     (holder,) = controller.state(topic_id).replicas
     other = next(broker for broker in (1, 2, 3) if broker != holder)
     assert assign(controller, other, LOST_DIRECTORY, topic_id, 0) == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
@@ -180,5 +180,5 @@ def test_assignments_that_are_refused(controller: Controller) -> None:
     assert assign(controller, holder, b"short", topic_id, 0) == [ErrorCode.INVALID_REQUEST]
     assert assign(controller, holder, A, topic_id, 0, 0) == [0, ErrorCode.INVALID_REQUEST]
     stale = m.AssignReplicasToDirsRequest(holder, 0, ())
-    answer = controller.run(controller.core.assign_replicas_to_dirs(stale))
-    assert answer.error_code == ErrorCode.STALE_BROKER_EPOCH
+    response = controller.run(controller.core.assign_replicas_to_dirs(stale))
+    assert response.error_code == ErrorCode.STALE_BROKER_EPOCH

@@ -15,7 +15,7 @@ def broker(broker_id: int, rack: str | None, is_leader_role: bool, fenced: bool 
 
 
 def placement_of(brokers: list[BrokerState], factor: int) -> Placement:
-    return Placement(brokers, dict.fromkeys([one.broker_id for one in brokers], 0), factor)
+    return Placement(brokers, dict.fromkeys([broker_.broker_id for broker_ in brokers], 0), factor)
 
 
 @st.composite
@@ -36,15 +36,17 @@ def clusters(draw: st.DrawFn) -> tuple[list[BrokerState], dict[int, int], int, i
 
 
 @given(clusters())
-def test_what_holds_of_every_placement(cluster: tuple[list[BrokerState], dict[int, int], int, int]) -> None:
+def test_placement_spreads_replicas_racks_and_leaders(
+    cluster: tuple[list[BrokerState], dict[int, int], int, int],
+) -> None:
     brokers, replica_counts, factor, partitions = cluster
     placement = Placement(brokers, replica_counts, factor)
     placed = [placement.place() for _ in range(partitions)]
-    by_id = {one.broker_id: one for one in brokers}
-    unfenced = [one for one in brokers if not one.fenced]
-    leaders = {one.broker_id for one in unfenced if one.is_leader_role} or {one.broker_id for one in unfenced}
+    by_id = {state.broker_id: state for state in brokers}
+    unfenced = [state for state in brokers if not state.fenced]
+    leaders = {state.broker_id for state in unfenced if state.is_leader_role} or {state.broker_id for state in unfenced}
     enough = len(unfenced) >= factor
-    racks = Counter(one.rack for one in (unfenced if enough else brokers))
+    racks = Counter(state.rack for state in (unfenced if enough else brokers))
     for replicas in placed:
         assert len(replicas) == factor == len(set(replicas))
         assert replicas[0] in leaders
@@ -52,7 +54,7 @@ def test_what_holds_of_every_placement(cluster: tuple[list[BrokerState], dict[in
         used = Counter(by_id[replica].rack for replica in replicas)
         if factor <= len(racks):
             assert max(used.values()) == 1
-        for rack, size in racks.items():  # no rack has two more than another that still has room
+        for rack, size in racks.items():  # Replica counts of racks with capacity differ by one at most.
             for other, taken in used.items():
                 assert used[rack] >= taken - 1 or used[rack] == size or rack == other
     preferred = Counter(replicas[0] for replicas in placed)
@@ -63,21 +65,21 @@ def test_what_holds_of_every_placement(cluster: tuple[list[BrokerState], dict[in
 
 @pytest.mark.parametrize("leaders", [0, 1, 2, 3])
 @pytest.mark.parametrize("per_rack", [1, 2, 5])
-def test_even_balance_where_racks_are_even(per_rack: int, leaders: int) -> None:
+def test_placement_balances_equal_racks(per_rack: int, leaders: int) -> None:
     brokers = [broker(n, f"rack-{n % 3}", n < leaders) for n in range(3 * per_rack)]
     placement = placement_of(brokers, 3)
     placed = [placement.place() for _ in range(300)]
-    load = Counter(one for replicas in placed for one in replicas)
+    load = Counter(replica for replicas in placed for replica in replicas)
     for role in (range(leaders), range(leaders, 3 * per_rack)):
-        loads = [load[one] for one in role]
+        loads = [load[replica] for replica in role]
         if leaders in (0, 3) and loads:
             assert max(loads) - min(loads) <= 2 * bool(leaders) + (not leaders)
-    # A leader's partitions fail over to several brokers, not all to the same.
+    # Partitions of one leader fail over to several brokers.
     heirs = Counter(replicas[1] for replicas in placed if replicas[0] == 0)
     assert len(heirs) >= 2
 
 
-def test_new_topics_do_not_pile_up_on_the_first_broker() -> None:
+def test_placement_of_new_topics_uses_all_brokers() -> None:
     counts = dict.fromkeys(range(3), 0)
     for _ in range(9):
         (placed,) = Placement([broker(n, None, False) for n in counts], counts, 1).place()
@@ -85,8 +87,8 @@ def test_new_topics_do_not_pile_up_on_the_first_broker() -> None:
     assert set(counts.values()) == {3}
 
 
-def test_what_cannot_be_placed() -> None:
-    one = broker(1, None, True)
-    for brokers, factor in (([], 1), ([one], 2), ([one], 0), ([one._replace(fenced=True)], 1)):
+def test_placement_without_enough_unfenced_brokers_is_refused() -> None:
+    single = broker(1, None, True)
+    for brokers, factor in (([], 1), ([single], 2), ([single], 0), ([single._replace(fenced=True)], 1)):
         with pytest.raises(ValueError, match="replicas on"):
             placement_of(brokers, factor)

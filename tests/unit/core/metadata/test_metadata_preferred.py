@@ -1,4 +1,4 @@
-"""Elections that are asked for, and leaderships that go back to the leader service."""
+"""Requested elections, and leader balancing towards the leader service."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PREFERRED, UNCLEAN = ElectionType.PREFERRED, ElectionType.UNCLEAN
 
 @pytest.fixture
 def three() -> Controller:
-    """Broker 1 is a leader service, 2 and 3 are followers."""
+    """Return a controller with leader service 1 and followers 2 and 3."""
     controller = Controller()
     for broker_id in (1, 2, 3):
         controller.join(broker_id, leads=broker_id == 1)
@@ -24,12 +24,12 @@ def three() -> Controller:
 
 def elect(controller: Controller, kind: ElectionType, *wanted: tuple[str, int]) -> list[ElectionResult]:
     results: list[ElectionResult] = controller.run(controller.core.elect_leaders(kind, wanted))
-    assert [(each.topic, each.partition) for each in results] == list(dict.fromkeys(wanted))
+    assert [(result.topic, result.partition) for result in results] == list(dict.fromkeys(wanted))
     return results
 
 
 def codes(controller: Controller, kind: ElectionType, *wanted: tuple[str, int]) -> list[ErrorCode]:
-    return [each.code for each in elect(controller, kind, *wanted)]
+    return [result.code for result in elect(controller, kind, *wanted)]
 
 
 def balance(controller: Controller, count_max: int = 1000) -> int:
@@ -39,7 +39,7 @@ def balance(controller: Controller, count_max: int = 1000) -> int:
 
 
 def fail_and_return(controller: Controller, broker_id: int = 1) -> None:
-    """The broker's process dies and another one starts in its place; its replicas are behind at first."""
+    """Fence a broker and register a new incarnation. Its replicas are behind."""
     controller.run(controller.core_fence(broker_id))
     controller.now_ms += SESSION_MS + 1
     for other in controller.image.brokers:
@@ -48,7 +48,7 @@ def fail_and_return(controller: Controller, broker_id: int = 1) -> None:
     controller.join(broker_id, incarnation=7, leads=True)
 
 
-def test_a_placed_partition_is_led_by_its_leader_service(three: Controller) -> None:
+def test_new_topic_is_led_by_leader_service(three: Controller) -> None:
     three.create("t", 6, 3)
     assert not three.image.imbalanced
     assert codes(three, PREFERRED, ("t", 0)) == [ErrorCode.ELECTION_NOT_NEEDED]
@@ -56,13 +56,13 @@ def test_a_placed_partition_is_led_by_its_leader_service(three: Controller) -> N
     assert three.core.partitions_to_elect(PREFERRED).response == []
 
 
-def test_leadership_returns_when_the_leader_service_is_in_sync_again(three: Controller) -> None:
-    topic = three.assigned("t", (1, 2, 3), (1, 3, 2), (2, 1, 3))
+def test_leadership_returns_to_leader_service_when_in_sync(three: Controller) -> None:
+    topic = three.create_assigned("t", (1, 2, 3), (1, 3, 2), (2, 1, 3))
     fail_and_return(three)
     assert [three.state(topic, number).leader for number in range(3)] == [2, 3, 2]
     assert three.image.imbalance_count == 2
     behind = elect(three, PREFERRED, ("t", 0))
-    assert [each.code for each in behind] == [ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE]
+    assert [result.code for result in behind] == [ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE]
     assert "is not in the ISR" in (behind[0].message or "")
     assert balance(three) == 0
     three.alter_isr(topic, 0, [2, 3, 1])
@@ -76,8 +76,8 @@ def test_leadership_returns_when_the_leader_service_is_in_sync_again(three: Cont
     assert three.replayed() == three.image
 
 
-def test_a_leader_service_that_is_away_or_stops_does_not_get_it(three: Controller) -> None:
-    topic = three.assigned("t", (1, 2, 3))
+def test_fenced_or_stopping_leader_service_is_not_elected(three: Controller) -> None:
+    topic = three.create_assigned("t", (1, 2, 3))
     three.run(three.core_fence(1))
     assert codes(three, PREFERRED, ("t", 0)) == [ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE]
     assert three.core.preferred_candidates().response == []
@@ -90,26 +90,26 @@ def test_a_leader_service_that_is_away_or_stops_does_not_get_it(three: Controlle
     assert balance(three) == 0
 
 
-def test_a_round_is_bounded(three: Controller) -> None:
-    topic = three.assigned("t", *[(1, 2, 3)] * 5)
+def test_leader_balancing_round_is_bounded(three: Controller) -> None:
+    topic = three.create_assigned("t", *[(1, 2, 3)] * 5)
     fail_and_return(three)
     for number in range(5):
         three.alter_isr(topic, number, [1, 2, 3])
     assert [balance(three, 2) for _ in range(4)] == [2, 2, 1, 0]
 
 
-def test_what_does_not_exist(three: Controller) -> None:
-    three.assigned("t", (1, 2, 3))
+def test_election_of_unknown_partition_is_refused(three: Controller) -> None:
+    three.create_assigned("t", (1, 2, 3))
     for kind in ElectionType:
         wanted = (("u", 0), ("t", 1), ("t", -1), ("", 0), ("x" * 100_000, 2**31))
         results = elect(three, kind, *wanted)
-        assert {each.code for each in results} == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
-        assert max(len(each.message or "") for each in results) < 1000
+        assert {result.code for result in results} == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+        assert max(len(result.message or "") for result in results) < 1000
 
 
-def test_an_election_after_a_fall_without_proof_keeps_the_last_isr(three: Controller) -> None:
-    """Who left before the leader proved itself is still waited for, whoever leads meanwhile."""
-    topic = three.assigned("t", (1, 2, 3))
+def test_preferred_election_keeps_last_known_elr_until_leader_proves_itself(three: Controller) -> None:
+    """A member that left the ISR before the leader proved itself stays in the last known ELR."""
+    topic = three.create_assigned("t", (1, 2, 3))
     three.run(three.core_fence(1))
     three.heartbeat(1)
     three.alter_isr(topic, 0, [1, 2, 3])
@@ -128,15 +128,15 @@ def test_an_election_after_a_fall_without_proof_keeps_the_last_isr(three: Contro
 
 
 def offline(controller: Controller) -> bytes:
-    """A partition whose only in-sync member is gone, uncleanly; 2 and 3 are here and have parts of its log."""
-    topic = controller.assigned("t", (1, 2, 3))
+    """Create a partition whose only ISR member is fenced. Replicas 2 and 3 are live and have parts of its log."""
+    topic = controller.create_assigned("t", (1, 2, 3))
     controller.alter_isr(topic, 0, [1])
     controller.run(controller.core_fence(1))
     assert controller.state(topic).leader == -1
     return topic
 
 
-def test_an_unclean_election_waits_for_log_ends_and_takes_the_greatest(three: Controller) -> None:
+def test_unclean_election_waits_for_log_ends_and_takes_longest(three: Controller) -> None:
     topic = offline(three)
     assert three.core.partitions_to_elect(UNCLEAN).response == [("t", 0)]
     assert not three.heartbeat(2).wanted_log_ends
@@ -152,7 +152,7 @@ def test_an_unclean_election_waits_for_log_ends_and_takes_the_greatest(three: Co
     assert codes(three, UNCLEAN, ("t", 0)) == [ErrorCode.ELECTION_NOT_NEEDED]
 
 
-def test_an_unclean_election_is_made_at_once_where_the_log_ends_are_known(three: Controller) -> None:
+def test_unclean_election_is_immediate_if_log_ends_are_known(three: Controller) -> None:
     topic = offline(three)
     elect(three, UNCLEAN, ("t", 0))
     three.heartbeat(2, log_ends=[m.PartitionLogEnd(topic, 0, 0, 7)])
@@ -164,7 +164,7 @@ def test_an_unclean_election_is_made_at_once_where_the_log_ends_are_known(three:
     assert three.state(topic).leader == 3
 
 
-def test_an_unclean_election_of_nobody(three: Controller) -> None:
+def test_unclean_election_without_live_replicas_is_not_available(three: Controller) -> None:
     topic = offline(three)
     for broker_id in (2, 3):
         three.run(three.core_fence(broker_id))
@@ -174,14 +174,14 @@ def test_an_unclean_election_of_nobody(three: Controller) -> None:
     assert three.state(topic).leader == 1
 
 
-def test_a_wish_ends_with_the_partition(three: Controller) -> None:
+def test_unclean_election_request_ends_with_leader_or_topic_deletion(three: Controller) -> None:
     topic = offline(three)
     elect(three, UNCLEAN, ("t", 0))
     three.heartbeat(1)
     assert three.state(topic).leader == 1
     three.alter_isr(topic, 0, [1])
     three.run(three.core_fence(1))
-    assert not three.heartbeat(2).wanted_log_ends, "the wish was for the election before"
+    assert not three.heartbeat(2).wanted_log_ends, "the request ended with the previous election"
     elect(three, UNCLEAN, ("t", 0))
     three.run(three.core.delete_topics(m.DeleteTopicsRequest([m.DeleteTopicState("t")])))
     assert not three.heartbeat(2).wanted_log_ends

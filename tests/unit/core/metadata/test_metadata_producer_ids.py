@@ -1,4 +1,4 @@
-"""AllocateProducerIds: blocks of ids, none of which is given twice, also after a snapshot."""
+"""AllocateProducerIds: blocks of unique ids, also after a snapshot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def controller_with_broker(epoch: int = 7) -> MetadataController:
     return MetadataController(config(), image, lambda: bytes(16))
 
 
-def test_each_block_begins_where_the_last_one_ended() -> None:
+def test_producer_id_blocks_are_consecutive() -> None:
     controller = controller_with_broker()
     starts = []
     for _ in range(3):
@@ -31,25 +31,25 @@ def test_each_block_begins_where_the_last_one_ended() -> None:
     assert controller.image.next_producer_id == 3000
 
 
-def test_a_broker_that_is_not_registered_with_its_epoch_gets_none() -> None:
+def test_producer_ids_require_registered_broker_epoch() -> None:
     controller = controller_with_broker()
     for request in (m.AllocateProducerIdsRequest(1, 6), m.AllocateProducerIdsRequest(2, 7)):
         decision = controller.allocate_producer_ids(request)
         assert (decision.records, decision.response.error_code) == ((), ErrorCode.STALE_BROKER_EPOCH)
 
 
-def test_the_last_block_ends_at_the_largest_id() -> None:
+def test_producer_ids_end_at_maximum() -> None:
     controller = controller_with_broker()
     controller.image.next_producer_id = MAX_INT64 - PRODUCER_ID_BLOCK_SIZE + 1
     decision = controller.allocate_producer_ids(m.AllocateProducerIdsRequest(1, 7))
     assert (decision.records, decision.response.error_code) == ((), ErrorCode.UNKNOWN_SERVER_ERROR)
 
 
-def test_a_snapshot_says_where_the_next_block_begins() -> None:
+def test_snapshot_keeps_next_producer_id() -> None:
     image = MetadataImage()
     image.offset = 0
     image.apply(r.ProducerIdsRecord(1, 7, 5000), MetadataDelta())
-    again = MetadataImage()
+    loaded = MetadataImage()
     for record in image_records(image.capture()):
-        again.apply(record, MetadataDelta())
-    assert again.next_producer_id == 5000
+        loaded.apply(record, MetadataDelta())
+    assert loaded.next_producer_id == 5000

@@ -102,7 +102,7 @@ RECORDS: dict[Any, st.SearchStrategy[Any]] = {
 ANY_RECORD = st.one_of(*RECORDS.values())
 
 
-def test_every_type_of_kafka_is_there() -> None:
+def test_all_released_kafka_record_types_are_defined() -> None:
     # The numbers of Kafka's schema files; 6, 13 and 16 were never released.
     assert [type_.record_key.key for type_ in r.RECORD_TYPES] == [
         *range(6),
@@ -115,14 +115,14 @@ def test_every_type_of_kafka_is_there() -> None:
 
 
 @given(ANY_RECORD)
-def test_round_trip(record: Any) -> None:
+def test_encoded_metadata_record_decodes_to_itself(record: Any) -> None:
     decoded = r.decode_record(r.encode_record(record))
     assert decoded == record
     assert type(decoded) is type(record)
 
 
 @given(ANY_RECORD, st.data())
-def test_damaged_bytes_are_refused_or_read_but_never_crash(record: Any, data: st.DataObject) -> None:
+def test_damaged_record_decodes_or_raises_corrupt_record_error(record: Any, data: st.DataObject) -> None:
     encoded = bytearray(r.encode_record(record))
     position = data.draw(st.integers(0, len(encoded) - 1))
     encoded[position] = data.draw(st.integers(0, 255))
@@ -133,7 +133,7 @@ def test_damaged_bytes_are_refused_or_read_but_never_crash(record: Any, data: st
 
 
 @given(st.binary(max_size=60))
-def test_garbage_is_refused_or_read_but_never_crashes(data: bytes) -> None:
+def test_random_bytes_decode_or_raise_corrupt_record_error(data: bytes) -> None:
     with contextlib.suppress(CorruptRecordError):
         r.decode_record(data)
 
@@ -199,13 +199,13 @@ TOPIC_ID = bytes(range(16))
         ),
     ],
 )
-def test_golden_bytes(record: Any, version: int | None, expected: str) -> None:
+def test_metadata_records_match_golden_bytes(record: Any, version: int | None, expected: str) -> None:
     data = bytes.fromhex(expected.replace(" ", ""))
     assert r.encode_record(record, version).hex() == data.hex()
     assert r.decode_record(data) == record
 
 
-def test_unknown_types_and_versions_are_named() -> None:
+def test_errors_name_unknown_record_types_and_versions() -> None:
     with pytest.raises(CorruptRecordError, match=r"type 99 \(unknown type\) version 0"):
         r.decode_record(b"\1\x63\0")
     with pytest.raises(CorruptRecordError, match=r"type 2 \(TopicRecord\) version 7"):
@@ -216,18 +216,18 @@ def test_unknown_types_and_versions_are_named() -> None:
         r.decode_record(r.encode_record(r.NoOpRecord()) + b"\0")
 
 
-def test_an_older_version_cannot_say_newer_things() -> None:
+def test_older_record_version_refuses_newer_fields() -> None:
     with pytest.raises(ValueError, match="no field last_known_elr"):
         r.encode_record(r.PartitionChangeRecord(0, TOPIC_ID, last_known_elr=(1,)), 1)
 
 
-def test_unknown_tagged_fields_are_skipped() -> None:
+def test_unknown_tagged_fields_of_records_are_skipped() -> None:
     data = r.encode_record(r.TopicRecord("foo", TOPIC_ID))[:-1] + bytes.fromhex("01 2a 03 616263".replace(" ", ""))
     assert r.decode_record(data) == r.TopicRecord("foo", TOPIC_ID)
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_unsigned_varints(value: int) -> None:
+def test_unsigned_varint_round_trips_in_five_bytes(value: int) -> None:
     out = bytearray()
     put_varint(out, value)
     assert len(out) <= 5

@@ -1,4 +1,4 @@
-"""When sessions end: by silence, and by a connection that broke, but never by what the controller could not see."""
+"""Broker sessions end by silence or by a lost connection, but never because of a stall of the controller."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kipmesh.core.metadata.sessions import BrokerSessions
 from tests.unit.core.metadata.metadata_support import SESSION_MS, Controller
 
 LOSS_MS = 200
-LOOK_MS = 50
+CHECK_INTERVAL_MS = 50
 
 
-def look(sessions: BrokerSessions, now_ms: int, until_ms: int) -> dict[int, int]:
-    """Ask whenever it is time for it; broker -> when its session ended. Ended ones are forgotten."""
+def expire_sessions(sessions: BrokerSessions, now_ms: int, until_ms: int) -> dict[int, int]:
+    """Check for expired sessions at each deadline and end them. Return end times by broker id."""
     ended: dict[int, int] = {}
     while (deadline := sessions.next_deadline_ms()) is not None and max(deadline, now_ms) <= until_ms:
         now_ms = max(deadline, now_ms)
@@ -27,48 +27,52 @@ def look(sessions: BrokerSessions, now_ms: int, until_ms: int) -> dict[int, int]
     return ended
 
 
-# What happens to broker 1, whose session began at 0 over connection 7 -> when it ends.
-# heard: (ms, connection); broken: (ms, connection).
+# Events of broker 1, whose session starts at 0 over connection 7, and the end of the session.
+# heartbeat: (ms, connection); disconnect: (ms, connection).
 TABLE: list[tuple[str, list[tuple[Any, ...]], int]] = [
     ("silence", [], SESSION_MS),
-    ("its connection broke", [("broken", 100, 7)], 300),
-    ("it broke and another one came", [("broken", 100, 7), ("heard", 299, 8)], 299 + SESSION_MS),
-    ("another one came first", [("heard", 90, 8), ("broken", 100, 7)], 90 + SESSION_MS),
-    ("both broke", [("heard", 90, 8), ("broken", 100, 7), ("broken", 110, 8)], 310),
-    ("it was heard without a connection", [("broken", 100, 7), ("heard", 150, 0)], 150 + SESSION_MS),
-    ("a connection that brought nothing of it", [("broken", 100, 9)], SESSION_MS),
-    ("the same one told twice", [("broken", 100, 7), ("broken", 150, 7)], 300),
-    ("back, and broken again", [("broken", 100, 7), ("heard", 150, 8), ("broken", 400, 8)], 600),
-    ("silent for long already", [("broken", SESSION_MS - 20, 7)], SESSION_MS),
+    ("disconnected", [("disconnect", 100, 7)], 300),
+    ("reconnected after disconnect", [("disconnect", 100, 7), ("heartbeat", 299, 8)], 299 + SESSION_MS),
+    ("reconnected before disconnect", [("heartbeat", 90, 8), ("disconnect", 100, 7)], 90 + SESSION_MS),
+    ("both connections lost", [("heartbeat", 90, 8), ("disconnect", 100, 7), ("disconnect", 110, 8)], 310),
+    ("heartbeat without connection", [("disconnect", 100, 7), ("heartbeat", 150, 0)], 150 + SESSION_MS),
+    ("disconnect of unknown connection", [("disconnect", 100, 9)], SESSION_MS),
+    ("duplicate disconnect", [("disconnect", 100, 7), ("disconnect", 150, 7)], 300),
+    (
+        "reconnected and disconnected again",
+        [("disconnect", 100, 7), ("heartbeat", 150, 8), ("disconnect", 400, 8)],
+        600,
+    ),
+    ("disconnected just before session timeout", [("disconnect", SESSION_MS - 20, 7)], SESSION_MS),
 ]
 
 
 @pytest.mark.parametrize(("events", "end_ms"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
-def test_when_a_session_ends(events: list[tuple[Any, ...]], end_ms: int) -> None:
+def test_session_ends_by_silence_or_connection_loss(events: list[tuple[Any, ...]], end_ms: int) -> None:
     sessions = BrokerSessions(SESSION_MS, LOSS_MS)
     sessions.touch(1, 5, 0, connection=7)
     now = 0
-    for what, at, connection in events:
-        assert look(sessions, now, at) == {}
+    for event, at, connection in events:
+        assert expire_sessions(sessions, now, at) == {}
         now = at
-        if what == "heard":
+        if event == "heartbeat":
             sessions.touch(1, 5, at, connection=connection)
         else:
             sessions.disconnected(1, connection, at)
-    assert look(sessions, now, now + 2 * SESSION_MS) == {1: end_ms}
+    assert expire_sessions(sessions, now, now + 2 * SESSION_MS) == {1: end_ms}
 
 
-def test_switched_off_a_broken_connection_means_nothing() -> None:
+def test_disabled_connection_loss_timeout_ignores_disconnects() -> None:
     sessions = BrokerSessions(SESSION_MS, 0)
     sessions.touch(1, 5, 0, connection=7)
     assert not sessions.disconnected(1, 7, 100)
     assert sessions.is_live(1, 100)
-    assert look(sessions, 100, 10_000) == {1: SESSION_MS}
+    assert expire_sessions(sessions, 100, 10_000) == {1: SESSION_MS}
 
 
-def test_connections_of_another_controller_or_registration_mean_nothing() -> None:
+def test_disconnects_of_other_controllers_or_registrations_are_ignored() -> None:
     sessions = BrokerSessions(SESSION_MS, LOSS_MS)
-    sessions.grant(1, 5, 0)  # as every new controller does
+    sessions.grant(1, 5, 0)  # a new controller grants sessions
     assert not sessions.disconnected(1, 7, 10)
     sessions.touch(1, 5, 20, connection=8)
     sessions.touch(1, 6, 30)  # registered again
@@ -78,7 +82,7 @@ def test_connections_of_another_controller_or_registration_mean_nothing() -> Non
     assert sessions.missing() == frozenset()
 
 
-def test_whoever_is_missing_is_not_alive() -> None:
+def test_missing_broker_is_not_live() -> None:
     sessions = BrokerSessions(SESSION_MS, LOSS_MS)
     sessions.touch(1, 5, 0, connection=7)
     assert sessions.disconnected(1, 7, 10)
@@ -89,124 +93,128 @@ def test_whoever_is_missing_is_not_alive() -> None:
     assert sessions.missing() == frozenset()
 
 
-@pytest.mark.parametrize("stall_ms", [2 * LOOK_MS + 1, LOSS_MS, 10 * LOSS_MS])
-@pytest.mark.parametrize("looks", range(4))
-def test_a_controller_that_stood_still_begins_to_look_anew(stall_ms: int, looks: int) -> None:
+@pytest.mark.parametrize("stall_ms", [2 * CHECK_INTERVAL_MS + 1, LOSS_MS, 10 * LOSS_MS])
+@pytest.mark.parametrize("checks", range(4))
+def test_stalled_controller_restarts_connection_loss_timeout(stall_ms: int, checks: int) -> None:
     sessions = BrokerSessions(60_000, LOSS_MS)
     sessions.touch(1, 5, 0, connection=7)
     sessions.disconnected(1, 7, 0)
-    now = looks * LOOK_MS
-    assert look(sessions, 0, now) == {}
+    now = checks * CHECK_INTERVAL_MS
+    assert expire_sessions(sessions, 0, now) == {}
     now += stall_ms
     assert sessions.expired(now) == []
-    assert look(sessions, now, now + LOSS_MS - 1) == {}
-    assert look(sessions, now + LOSS_MS - 1, now + LOSS_MS) == {1: now + LOSS_MS}
+    assert expire_sessions(sessions, now, now + LOSS_MS - 1) == {}
+    assert expire_sessions(sessions, now + LOSS_MS - 1, now + LOSS_MS) == {1: now + LOSS_MS}
 
 
-def test_a_stall_is_noticed_by_the_next_connection_that_breaks_too() -> None:
+def test_disconnect_after_stall_restarts_connection_loss_timeout() -> None:
     sessions = BrokerSessions(60_000, LOSS_MS)
     for broker_id in (1, 2):
         sessions.touch(broker_id, 5, 0, connection=broker_id)
     sessions.disconnected(1, 1, 0)
     sessions.disconnected(2, 2, 1000)
     assert sessions.expired(1000) == []
-    assert look(sessions, 1000, 2000) == {1: 1200, 2: 1200}
+    assert expire_sessions(sessions, 1000, 2000) == {1: 1200, 2: 1200}
 
 
-def test_a_controller_that_was_away_gives_everybody_their_time() -> None:
+def test_extend_restarts_all_session_timeouts() -> None:
     sessions = BrokerSessions(SESSION_MS, LOSS_MS)
     for broker_id in (1, 2):
         sessions.touch(broker_id, 5, 0, connection=broker_id)
     sessions.disconnected(1, 1, 0)
     sessions.extend(50_000)
     assert sessions.expired(50_000) == []
-    assert look(sessions, 50_000, 60_000) == {1: 50_200, 2: 53_000}
+    assert expire_sessions(sessions, 50_000, 60_000) == {1: 50_200, 2: 53_000}
 
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["heard", "heard without", "broken", "pass"]),
+        st.sampled_from(["heartbeat", "heartbeat without connection", "disconnect", "pass"]),
         st.integers(1, 3),  # broker
         st.integers(1, 3),  # connection
-        st.integers(0, 400),  # ms that pass
-        st.booleans(),  # while the controller stands still
+        st.integers(0, 400),  # elapsed ms
+        st.booleans(),  # controller stalls
     ),
     max_size=40,
 )
 
 
-def test_who_was_not_heard_of_and_refuses_is_missing() -> None:
+def test_unconfirmed_broker_that_refuses_connection_is_missing() -> None:
     sessions = BrokerSessions(SESSION_MS, LOSS_MS)
     for broker_id in (1, 2, 3):
         sessions.grant(broker_id, 5, 0)
     sessions.touch(2, 5, 10)
     assert sessions.unconfirmed() == [1, 3]
     assert [sessions.refused(broker_id, 100) for broker_id in (1, 2, 3, 4)] == [True, False, True, False]
-    assert not sessions.refused(1, 150)  # it is already
+    assert not sessions.refused(1, 150)  # already missing
     sessions.touch(3, 5, 299)
-    assert look(sessions, 100, SESSION_MS) == {1: 300}
+    assert expire_sessions(sessions, 100, SESSION_MS) == {1: 300}
     never = BrokerSessions(SESSION_MS, 0)
     never.grant(1, 5, 0)
     assert not never.refused(1, 100)
-    assert look(never, 100, SESSION_MS) == {1: SESSION_MS}
+    assert expire_sessions(never, 100, SESSION_MS) == {1: SESSION_MS}
 
 
 @given(STEPS)
-def test_no_session_ends_without_cause(steps: list[tuple[str, int, int, int, bool]]) -> None:
-    """A model of what the controller could see: running time since the last sign of life of each broker."""
+def test_sessions_end_only_by_silence_or_connection_loss(steps: list[tuple[str, int, int, int, bool]]) -> None:
+    """Compare with a model of heartbeats, connections and controller stalls."""
     sessions = BrokerSessions(SESSION_MS, LOSS_MS)
     now = 0
-    heard: dict[int, int] = {}
+    last_heartbeat: dict[int, int] = {}
     open_: dict[int, set[int]] = {}
     broken: dict[int, int] = {}
     stalls: list[tuple[int, int]] = []
 
     def check(ended: dict[int, int]) -> None:
         for broker_id, at in ended.items():
-            silent = at >= heard[broker_id] + SESSION_MS
+            silent = at >= last_heartbeat[broker_id] + SESSION_MS
             since = broken.get(broker_id)
-            stood = any(
-                since is not None and begin >= since and end <= at and end - begin > 3 * LOOK_MS and at - end < LOSS_MS
+            stalled = any(
+                since is not None
+                and begin >= since
+                and end <= at
+                and end - begin > 3 * CHECK_INTERVAL_MS
+                and at - end < LOSS_MS
                 for begin, end in stalls
             )
-            gone = since is not None and not open_[broker_id] and at >= since + LOSS_MS and not stood
-            assert silent or gone
-            heard.pop(broker_id)
+            lost = since is not None and not open_[broker_id] and at >= since + LOSS_MS and not stalled
+            assert silent or lost
+            last_heartbeat.pop(broker_id)
             open_.pop(broker_id)
             broken.pop(broker_id, None)
 
-    for what, broker_id, number, wait_ms, stands in steps:
+    for event, broker_id, number, wait_ms, stalls_now in steps:
         connection = broker_id * 10 + number
-        if what.startswith("heard"):
-            sessions.touch(broker_id, 5, now, connection=connection if what == "heard" else 0)
-            heard[broker_id] = now
+        if event.startswith("heartbeat"):
+            sessions.touch(broker_id, 5, now, connection=connection if event == "heartbeat" else 0)
+            last_heartbeat[broker_id] = now
             broken.pop(broker_id, None)
             open_.setdefault(broker_id, set())
-            if what == "heard":
+            if event == "heartbeat":
                 open_[broker_id].add(connection)
-        elif what == "broken":
+        elif event == "disconnect":
             had = connection in open_.get(broker_id, ())
-            told = sessions.disconnected(broker_id, connection, now)
+            is_missing = sessions.disconnected(broker_id, connection, now)
             open_.get(broker_id, set()).discard(connection)
-            assert told == (had and not open_[broker_id])
-            if told:
+            assert is_missing == (had and not open_[broker_id])
+            if is_missing:
                 broken[broker_id] = now
-        if stands:
+        if stalls_now:
             stalls.append((now, now + wait_ms))
             now += wait_ms
             ended = sessions.expired(now)
-            for each in ended:
-                sessions.end(each)
+            for ended_id in ended:
+                sessions.end(ended_id)
             check(dict.fromkeys(ended, now))
         else:
-            check(look(sessions, now, now + wait_ms))
+            check(expire_sessions(sessions, now, now + wait_ms))
             now += wait_ms
-    # Whoever is gone or silent does not stay for ever.
-    check(look(sessions, now, now + 2 * SESSION_MS))
-    assert not heard
+    # Every lost or silent session ends.
+    check(expire_sessions(sessions, now, now + 2 * SESSION_MS))
+    assert not last_heartbeat
 
 
-# --- the same as decisions
+# --- controller decisions
 
 
 @pytest.fixture
@@ -218,8 +226,8 @@ def three() -> Controller:
     return controller
 
 
-def test_a_broker_whose_connection_broke_is_fenced(three: Controller) -> None:
-    topic = three.assigned("t", (1, 2, 3))
+def test_disconnected_broker_is_fenced_after_timeout(three: Controller) -> None:
+    topic = three.create_assigned("t", (1, 2, 3))
     assert three.core.brokers.disconnected(1, 10, three.now_ms)
     assert three.pass_ms(LOSS_MS - 1) == []
     assert three.pass_ms(1) == [1]
@@ -228,7 +236,7 @@ def test_a_broker_whose_connection_broke_is_fenced(three: Controller) -> None:
     assert (state.leader, state.isr) == (2, (2, 3))
 
 
-def test_a_broker_that_is_back_in_time_is_not_fenced(three: Controller) -> None:
+def test_reconnected_broker_is_not_fenced(three: Controller) -> None:
     assert three.core.brokers.disconnected(1, 10, three.now_ms)
     three.pass_ms(LOSS_MS - 1)
     three.connected(1, 11)
@@ -236,14 +244,14 @@ def test_a_broker_that_is_back_in_time_is_not_fenced(three: Controller) -> None:
     assert not three.image.brokers[1].fenced
 
 
-def test_a_new_controller_fences_nobody_for_connections_of_the_one_before(three: Controller) -> None:
+def test_new_controller_ignores_disconnects_from_previous_controller(three: Controller) -> None:
     three.core.brokers.disconnected(1, 10, three.now_ms)
     three.restart()
     assert not three.core.brokers.disconnected(2, 20, three.now_ms)
     assert three.pass_ms(SESSION_MS - 1) == []
 
 
-def test_a_clean_end_by_controlled_shutdown_is_no_loss(three: Controller) -> None:
+def test_controlled_shutdown_is_no_connection_loss(three: Controller) -> None:
     three.heartbeat(1, shut_down=True)
     three.heartbeat(2)
     three.heartbeat(3)
@@ -253,11 +261,11 @@ def test_a_clean_end_by_controlled_shutdown_is_no_loss(three: Controller) -> Non
     assert three.pass_ms(LOSS_MS * 2) == []
 
 
-def test_a_restart_does_not_wait_for_a_session_whose_connection_broke(three: Controller) -> None:
-    topic = three.assigned("t", (1, 2, 3))
+def test_disconnected_broker_can_register_new_incarnation(three: Controller) -> None:
+    topic = three.create_assigned("t", (1, 2, 3))
     assert three.register(1, incarnation=2).error_code == ErrorCode.DUPLICATE_BROKER_REGISTRATION
     three.core.brokers.disconnected(1, 10, three.now_ms)
     assert three.register(1, incarnation=2).error_code == 0
     assert three.state(topic).isr == (2, 3)
-    assert three.pass_ms(LOSS_MS * 2) == []  # the session is the new registration's
+    assert three.pass_ms(LOSS_MS * 2) == []  # the session belongs to the new registration
     assert not three.heartbeat(1).is_fenced

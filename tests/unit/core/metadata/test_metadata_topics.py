@@ -13,17 +13,17 @@ SET, DELETE, APPEND = 0, 1, 2
 
 @pytest.fixture
 def controller() -> Controller:
-    made = Controller(max_partitions_per_request=100)
+    result = Controller(max_partitions_per_request=100)
     for broker_id in (1, 2, 3):
-        made.join(broker_id, rack=f"rack-{broker_id}", leads=broker_id == 1)
-    return made
+        result.join(broker_id, rack=f"rack-{broker_id}", leads=broker_id == 1)
+    return result
 
 
 def topic(name: str, partitions: int = 1, replicas: int = 1, **values: object) -> m.CreatableTopic:
     return m.CreatableTopic(name, partitions, replicas)._replace(**values)
 
 
-def test_defaults_and_what_a_new_topic_is(controller: Controller) -> None:
+def test_new_topic_gets_defaults_and_leader_service_leads(controller: Controller) -> None:
     result = controller.create("t", -1, -1, retention_ms="5")
     assert (result.error_code, result.num_partitions, result.replication_factor) == (0, 1, 3)
     assert len(result.topic_id) == 16
@@ -36,7 +36,7 @@ def test_defaults_and_what_a_new_topic_is(controller: Controller) -> None:
     assert kinds == [r.TopicRecord, r.ConfigRecord, r.PartitionRecord]
 
 
-def test_the_default_replication_factor_is_lowered_to_the_brokers_there_are() -> None:
+def test_default_replication_factor_is_lowered_to_broker_count() -> None:
     controller = Controller()
     assert controller.create("none").error_code == ErrorCode.INVALID_REPLICATION_FACTOR
     controller.join(1)
@@ -45,17 +45,17 @@ def test_the_default_replication_factor_is_lowered_to_the_brokers_there_are() ->
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a" * 250, "a b", "a/b", "ä", "a\n", "a:b"])
-def test_bad_names(controller: Controller, name: str) -> None:
+def test_invalid_topic_names_are_refused(controller: Controller, name: str) -> None:
     assert controller.create(name).error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
 
 
 @pytest.mark.parametrize("name", ["a" * 249, "...", "_", "A-z.0_9"])
-def test_good_names(controller: Controller, name: str) -> None:
+def test_valid_topic_names_are_accepted(controller: Controller, name: str) -> None:
     assert controller.create(name).error_code == 0
 
 
 @pytest.mark.parametrize(
-    ("asked", "code"),
+    ("requested", "code"),
     [
         (topic("t", 0), ErrorCode.INVALID_PARTITIONS),
         (topic("t", -2), ErrorCode.INVALID_PARTITIONS),
@@ -69,8 +69,10 @@ def test_good_names(controller: Controller, name: str) -> None:
         (topic("t", configs=[m.ConfigEntry("retention.ms", None)]), ErrorCode.INVALID_CONFIG),
     ],
 )
-def test_refusals(controller: Controller, asked: m.CreatableTopic, code: ErrorCode) -> None:
-    (result,) = controller.create_topics(asked)
+def test_invalid_topic_creations_are_refused(
+    controller: Controller, requested: m.CreatableTopic, code: ErrorCode
+) -> None:
+    (result,) = controller.create_topics(requested)
     assert result.error_code == code
     assert result.error_message
     assert not controller.last_records
@@ -88,7 +90,9 @@ def test_refusals(controller: Controller, asked: m.CreatableTopic, code: ErrorCo
         ([(0, [1]), (1, [1, 2])], ErrorCode.INVALID_REPLICA_ASSIGNMENT),
     ],
 )
-def test_assignments_by_hand(controller: Controller, assignment: list[tuple[int, list[int]]], code: int) -> None:
+def test_manual_replica_assignments_are_validated(
+    controller: Controller, assignment: list[tuple[int, list[int]]], code: int
+) -> None:
     assignments = [m.CreatableReplicaAssignment(*item) for item in assignment]
     (result,) = controller.create_topics(m.CreatableTopic("t", assignments=assignments))
     assert result.error_code == code
@@ -96,7 +100,7 @@ def test_assignments_by_hand(controller: Controller, assignment: list[tuple[int,
     assert result.error_code == ErrorCode.INVALID_REQUEST
 
 
-def test_fenced_brokers_are_no_members_of_a_new_isr(controller: Controller) -> None:
+def test_fenced_brokers_are_excluded_from_new_isr(controller: Controller) -> None:
     controller.run(controller.core_fence(3))
     result = controller.create("t", 4, 2)
     states = controller.image.topics[result.topic_id].partitions.values()
@@ -110,7 +114,7 @@ def test_fenced_brokers_are_no_members_of_a_new_isr(controller: Controller) -> N
     ].error_code
 
 
-def test_names_that_exist_twice_or_collide(controller: Controller) -> None:
+def test_duplicate_and_colliding_topic_names_are_refused(controller: Controller) -> None:
     assert controller.create("a.b").error_code == 0
     assert controller.create("a.b").error_code == ErrorCode.TOPIC_ALREADY_EXISTS
     assert controller.create("a_b").error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
@@ -126,7 +130,7 @@ def test_names_that_exist_twice_or_collide(controller: Controller) -> None:
     assert controller.create("a_b").error_code == 0
 
 
-def test_validate_only_changes_nothing(controller: Controller) -> None:
+def test_validate_only_creation_changes_nothing(controller: Controller) -> None:
     (good, bad) = controller.create_topics(topic("t", 2, 2), topic("u", 0), validate_only=True)
     assert (good.error_code, good.num_partitions, good.replication_factor) == (0, 2, 2)
     assert bad.error_code == ErrorCode.INVALID_PARTITIONS
@@ -134,18 +138,18 @@ def test_validate_only_changes_nothing(controller: Controller) -> None:
     assert not controller.image.topics
 
 
-def test_the_limit_is_of_the_whole_request(controller: Controller) -> None:
+def test_partition_limit_applies_to_whole_create_request(controller: Controller) -> None:
     results = controller.create_topics(topic("a", 60), topic("b", 60), topic("c", 40))
     assert [result.error_code for result in results] == [0, ErrorCode.POLICY_VIOLATION, 0]
 
 
-def test_deletion_by_name_and_by_id(controller: Controller) -> None:
-    one, two = controller.create("one", 2, retention_ms="5"), controller.create("two")
+def test_topics_are_deleted_by_name_and_by_id(controller: Controller) -> None:
+    first, second = controller.create("first", 2, retention_ms="5"), controller.create("second")
     states = [
-        m.DeleteTopicState("one"),
-        m.DeleteTopicState(None, two.topic_id),
-        m.DeleteTopicState("one", one.topic_id),
-        m.DeleteTopicState(None, one.topic_id),
+        m.DeleteTopicState("first"),
+        m.DeleteTopicState(None, second.topic_id),
+        m.DeleteTopicState("first", first.topic_id),
+        m.DeleteTopicState(None, first.topic_id),
         m.DeleteTopicState("no"),
         m.DeleteTopicState(None, b"?" * 16),
         m.DeleteTopicState("__cluster_metadata"),
@@ -163,19 +167,19 @@ def test_deletion_by_name_and_by_id(controller: Controller) -> None:
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ]
     assert [(result.name, result.topic_id) for result in response.responses[:2]] == [
-        ("one", one.topic_id),
-        ("two", two.topic_id),
+        ("first", first.topic_id),
+        ("second", second.topic_id),
     ]
     assert not controller.image.topics
     assert not controller.image.topic_names
     assert not controller.image.partitions_of_broker(1)
-    assert controller.image.topic_config("one") == {}
-    again = controller.create("one")
+    assert controller.image.topic_config("first") == {}
+    again = controller.create("first")
     assert again.error_code == 0
-    assert again.topic_id != one.topic_id
+    assert again.topic_id != first.topic_id
 
 
-def test_a_delta_says_what_changed(controller: Controller) -> None:
+def test_delta_contains_changed_partitions_topics_and_brokers(controller: Controller) -> None:
     start = len(controller.batches)
     kept, gone = controller.create("kept", 2), controller.create("gone", 2, retention_ms="5")
     controller.run(controller.core.delete_topics(m.DeleteTopicsRequest([m.DeleteTopicState("gone")])))
@@ -196,36 +200,36 @@ def test_a_delta_says_what_changed(controller: Controller) -> None:
     assert delta.changed_topic_configs == set()
     again = MetadataDelta()
     fresh.replay(b"".join(controller.batches), again)
-    assert not again, "what is applied already is skipped"
+    assert not again, "applied batches are skipped"
 
 
-def test_more_partitions(controller: Controller) -> None:
+def test_create_partitions_adds_partitions_and_validates_requests(controller: Controller) -> None:
     controller.create("t", 2, 2)
 
-    def ask(*topics: m.CreatePartitionsTopic, validate_only: bool = False) -> list[int]:
+    def create_partitions(*topics: m.CreatePartitionsTopic, validate_only: bool = False) -> list[int]:
         request = m.CreatePartitionsRequest(topics, validate_only=validate_only)
         return [result.error_code for result in controller.run(controller.core.create_partitions(request)).results]
 
     more = m.CreatePartitionsTopic
-    assert ask(more("t", 4), validate_only=True) == [0]
+    assert create_partitions(more("t", 4), validate_only=True) == [0]
     assert len(controller.image.topic_by_name("t").partitions) == 2  # type: ignore[union-attr]
-    assert ask(more("t", 4)) == [0]
+    assert create_partitions(more("t", 4)) == [0]
     states = controller.image.topic_by_name("t").partitions  # type: ignore[union-attr]
     assert sorted(states) == [0, 1, 2, 3]
     assert {state.leader for state in states.values()} == {1}
     assert sorted(state.replicas[1] for state in states.values()) == [2, 2, 3, 3]
-    assert ask(more("t", 4), more("t", 5), more("no", 3), more("__cluster_metadata", 3)) == [
+    assert create_partitions(more("t", 4), more("t", 5), more("no", 3), more("__cluster_metadata", 3)) == [
         ErrorCode.INVALID_PARTITIONS,
         ErrorCode.INVALID_REQUEST,
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         ErrorCode.INVALID_REQUEST,
     ]
-    assert ask(more("t", 3)) == [ErrorCode.INVALID_PARTITIONS]
-    assert ask(more("t", 200)) == [ErrorCode.POLICY_VIOLATION]
+    assert create_partitions(more("t", 3)) == [ErrorCode.INVALID_PARTITIONS]
+    assert create_partitions(more("t", 200)) == [ErrorCode.POLICY_VIOLATION]
     by_hand = m.CreatePartitionsAssignment
-    assert ask(more("t", 6, [by_hand([3, 2])])) == [ErrorCode.INVALID_REPLICA_ASSIGNMENT]
-    assert ask(more("t", 5, [by_hand([3])])) == [ErrorCode.INVALID_REPLICA_ASSIGNMENT]
-    assert ask(more("t", 5, [by_hand([3, 2])])) == [0]
+    assert create_partitions(more("t", 6, [by_hand([3, 2])])) == [ErrorCode.INVALID_REPLICA_ASSIGNMENT]
+    assert create_partitions(more("t", 5, [by_hand([3])])) == [ErrorCode.INVALID_REPLICA_ASSIGNMENT]
+    assert create_partitions(more("t", 5, [by_hand([3, 2])])) == [0]
     assert states[4].replicas == (3, 2)
 
 
@@ -240,7 +244,7 @@ def alter(controller: Controller, *configs: m.AlterableConfig, name: str = "t", 
     return code
 
 
-def test_altering_configurations(controller: Controller) -> None:
+def test_topic_configs_are_set_and_deleted(controller: Controller) -> None:
     controller.create("t")
     change = m.AlterableConfig
     assert alter(controller, change("retention.ms", SET, "7"), change("segment.ms", SET, "8")) == 0
@@ -267,13 +271,15 @@ def test_altering_configurations(controller: Controller) -> None:
         (m.AlterableConfig("retention.ms", 9, "1"), ErrorCode.INVALID_REQUEST),
     ],
 )
-def test_bad_alterations(controller: Controller, config: m.AlterableConfig, code: ErrorCode) -> None:
+def test_invalid_topic_config_alterations_change_nothing(
+    controller: Controller, config: m.AlterableConfig, code: ErrorCode
+) -> None:
     controller.create("t")
     assert alter(controller, m.AlterableConfig("segment.ms", SET, "8"), config) == code
     assert controller.image.topic_config("t") == {}
 
 
-def test_resources_that_are_not_ours(controller: Controller) -> None:
+def test_config_alterations_of_unsupported_resources_are_refused(controller: Controller) -> None:
     controller.create("t")
     change = m.AlterableConfig("retention.ms", SET, "7")
     assert alter(controller, change, name="no") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -282,7 +288,7 @@ def test_resources_that_are_not_ours(controller: Controller) -> None:
     assert alter(controller, change, change) == ErrorCode.INVALID_REQUEST
 
 
-def test_describing_configurations(controller: Controller) -> None:
+def test_describe_configs_returns_values_sources_and_documentation(controller: Controller) -> None:
     controller.create("t", 1, 1, retention_ms="7")
 
     def describe(name: str, *keys: str, documentation: bool = False) -> m.DescribeConfigsResult:
@@ -296,7 +302,7 @@ def test_describing_configurations(controller: Controller) -> None:
     assert (configs["retention.ms"].value, configs["retention.ms"].config_source) == ("7", 1)
     assert (configs["segment.ms"].value, configs["segment.ms"].config_source) == ("604800000", 5)
     assert configs["unclean.leader.election.enable"].value == "false"
-    # The default is 2, and the topic has one replica.
+    # The default of 2 is limited by the topic's single replica.
     assert configs["min.insync.replicas"].value == "1"
     assert configs["segment.ms"].documentation is None
     (only,) = describe("t", "segment.ms", documentation=True).configs
@@ -321,8 +327,8 @@ def test_describing_configurations(controller: Controller) -> None:
 # --- AlterPartition
 
 
-def test_a_leader_changes_its_isr(controller: Controller) -> None:
-    topic_id = controller.assigned("t", (1, 2, 3))
+def test_leader_alters_isr(controller: Controller) -> None:
+    topic_id = controller.create_assigned("t", (1, 2, 3))
     result = controller.alter_isr(topic_id, 0, [1, 2])
     assert (result.error_code, result.leader_id, result.leader_epoch, result.partition_epoch) == (0, 1, 0, 1)
     assert tuple(result.isr) == (1, 2)
@@ -333,8 +339,8 @@ def test_a_leader_changes_its_isr(controller: Controller) -> None:
     assert controller.alter_isr(topic_id, 0, [1, 2, 3]).partition_epoch == 2
 
 
-def test_an_accepted_change_proves_the_leader(controller: Controller) -> None:
-    topic_id = controller.assigned("t", (1, 2, 3))
+def test_accepted_isr_change_clears_last_known_elr(controller: Controller) -> None:
+    topic_id = controller.create_assigned("t", (1, 2, 3))
     controller.run(controller.core_fence(3))
     assert controller.state(topic_id).last_known_elr == (3,)
     assert controller.alter_isr(topic_id, 0, [1, 2]).error_code == 0
@@ -362,9 +368,11 @@ def test_an_accepted_change_proves_the_leader(controller: Controller) -> None:
         ([1, 2], {"members": [m.IsrMember(1), m.IsrMember(2)]}, 0),
     ],
 )
-def test_refused_changes(controller: Controller, isr: list[int], values: dict[str, object], code: int) -> None:
+def test_invalid_isr_changes_are_refused(
+    controller: Controller, isr: list[int], values: dict[str, object], code: int
+) -> None:
     controller.join(4)
-    topic_id = controller.assigned("t", (2, 1, 3))
+    topic_id = controller.create_assigned("t", (2, 1, 3))
     controller.run(controller.core_fence(3))
     controller.run(controller.core_fence(2))
     controller.heartbeat(2)
@@ -376,18 +384,18 @@ def test_refused_changes(controller: Controller, isr: list[int], values: dict[st
         assert controller.state(topic_id) == before
 
 
-def test_requests_of_strangers(controller: Controller) -> None:
-    def ask(request: m.AlterPartitionRequest) -> m.AlterPartitionResponse:
+def test_alter_partition_from_unknown_broker_or_topic_is_refused(controller: Controller) -> None:
+    def alter_partition(request: m.AlterPartitionRequest) -> m.AlterPartitionResponse:
         response: m.AlterPartitionResponse = controller.run(controller.core.alter_partition(request))
         return response
 
-    assert ask(m.AlterPartitionRequest(9, 1)).error_code == ErrorCode.STALE_BROKER_EPOCH
-    assert ask(m.AlterPartitionRequest(1, 999)).error_code == ErrorCode.STALE_BROKER_EPOCH
+    assert alter_partition(m.AlterPartitionRequest(9, 1)).error_code == ErrorCode.STALE_BROKER_EPOCH
+    assert alter_partition(m.AlterPartitionRequest(1, 999)).error_code == ErrorCode.STALE_BROKER_EPOCH
     epoch = controller.image.brokers[1].broker_epoch
-    asked = m.AlterPartitionTopic(b"?" * 16, [m.AlterPartitionPartition()])
-    response = ask(m.AlterPartitionRequest(1, epoch, [asked]))
+    unknown_topic = m.AlterPartitionTopic(b"?" * 16, [m.AlterPartitionPartition()])
+    response = alter_partition(m.AlterPartitionRequest(1, epoch, [unknown_topic]))
     assert response.topics[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_ID
-    topic_id = controller.assigned("t", (1, 2))
+    topic_id = controller.create_assigned("t", (1, 2))
     twice = m.AlterPartitionPartition(0, 0, 0, [m.IsrMember(1)])
-    response = ask(m.AlterPartitionRequest(1, epoch, [m.AlterPartitionTopic(topic_id, [twice, twice])]))
+    response = alter_partition(m.AlterPartitionRequest(1, epoch, [m.AlterPartitionTopic(topic_id, [twice, twice])]))
     assert [partition.error_code for partition in response.topics[0].partitions] == [0, ErrorCode.INVALID_REQUEST]

@@ -1,4 +1,4 @@
-"""The benchmark's simulated part, small, and what it makes of figures."""
+"""The metadata benchmark: simulated parts at a small size, tables and charts."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from bench.metadata_start import JAVA, Row
 from kipmesh.testing.fake_broker import FakeCluster
 
 
-def test_the_steady_state_is_a_table_and_a_chart() -> None:
+def test_steady_state_benchmark_renders_table_and_chart() -> None:
     found = metadata.steady(100, 1)
     lines = metadata._steady_text(found, 100, 1)
     assert lines[-2].startswith("| `paced` |")
     assert lines[-1].startswith("| `literal` |")
-    assert lines[-1].endswith(" | 100 | 300.00 to 300.00 s |"), "each was forgotten, when its time was over"
+    assert lines[-1].endswith(" | 100 | 300.00 to 300.00 s |"), "each topic is evicted when it expires"
     drawn = metadata.steady_chart(found, 1)
-    assert all(f"{mode}: {what} in ten seconds" in drawn for mode in found for what in ("requests", "topics"))
+    assert all(f"{mode}: {unit} in ten seconds" in drawn for mode in found for unit in ("requests", "topics"))
 
 
-def test_a_day_of_each_pattern() -> None:
+def test_day_benchmark_has_one_row_per_pattern() -> None:
     assert len(metadata.day(200, 1)) == 2 + 5
     assert [line.split("`")[1] for line in metadata.day(50, 1, ["zipf"])[2:]] == ["zipf"]
 
 
-def row(shape: str, who: str, requests: int, size_bytes: int, total_s: float, **more: Any) -> Row:
-    return Row(shape, who, requests, requests, size_bytes, total_s, 70.0, 1.0, 2.0, 0.5, **more)
+def row(shape: str, producer: str, requests: int, size_bytes: int, total_s: float, **more: Any) -> Row:
+    return Row(shape, producer, requests, requests, size_bytes, total_s, 70.0, 1.0, 2.0, 0.5, **more)
 
 
 ROWS = [
@@ -40,7 +40,7 @@ ROWS = [
 ]
 
 
-def test_the_start_up_table_has_each_row() -> None:
+def test_startup_table_lists_all_rows_and_ratios() -> None:
     lines = metadata_start.as_markdown(ROWS, 1000)
     assert [line.split(" | ")[1] for line in lines if line.startswith("| awaited")] == [
         "`paced`",
@@ -55,27 +55,27 @@ def test_the_start_up_table_has_each_row() -> None:
         "- burst: `paced` took 1.20 of the Java producer's time (< 1: missed). Apache Kafka's broker counted 1,001 "
         "metadata requests, the Java producer 1,001.",
     ]
-    without = metadata_start.as_markdown([each for each in ROWS if each.who != JAVA], 1000)
+    without = metadata_start.as_markdown([row_ for row_ in ROWS if row_.who != JAVA], 1000)
     assert not [line for line in without if "Java" in line]
 
 
-def test_the_start_up_chart_has_each_row() -> None:
+def test_startup_chart_shows_all_rows() -> None:
     drawn = metadata.start_chart(ROWS)
     assert "60,000" in drawn
     assert all(drawn.count(f">{row.who.replace('`', '')}<") >= 2 for row in ROWS)
     assert ">0.0<" in charts.bars([Bars("nothing", ["a"], [0.0])])
 
 
-async def test_the_counts_of_a_start_up_are_those_of_the_brokers() -> None:
+async def test_startup_counts_match_broker_requests() -> None:
     async with FakeCluster() as fake:
         for number in range(20):
             fake.create_topic(metadata_start.topic_name(number))
         for shape, mode, requests, topics in (("awaited", "paced", 20, 20), ("awaited", "all", 20, 210)):
-            before = len(_asked(fake))
+            before = len(_requested_topic_counts(fake))
             figures = await metadata_start._produce(fake.bootstrap, shape, mode, 20, 60.0)
-            asked = _asked(fake)[before:]
+            counts = _requested_topic_counts(fake)[before:]
             assert (figures["requests"], figures["topics"]) == (requests, topics)
-            assert (len(asked), sum(asked)) == (requests, topics)
+            assert (len(counts), sum(counts)) == (requests, topics)
             json.dumps(figures)
         figures = await metadata_start._produce(fake.bootstrap, "burst", "paced", 20, 60.0)
         assert figures["topics"] == 20
@@ -84,7 +84,7 @@ async def test_the_counts_of_a_start_up_are_those_of_the_brokers() -> None:
         assert stopped["requests"] == 1
 
 
-def _asked(fake: FakeCluster) -> list[int]:
-    """The numbers of topics of the requests that named any."""
+def _requested_topic_counts(fake: FakeCluster) -> list[int]:
+    """Return the number of topics of each metadata request that names topics."""
     found = [request for method, _, request in fake.calls if method == "Metadata"]
     return [len(request.topics) for request in found if request.topics]

@@ -1,4 +1,4 @@
-"""A producer's hours in simulated time against a second bookkeeping; the bench has a day of 100,000 topics."""
+"""Producer metadata over simulated hours, checked against an independent model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FAULTS = {"failing_share": 0.05, "missing_share": 0.02, "moves_per_s": 0.2}
 @pytest.mark.parametrize("pattern", ["uniform", "zipf", "bursts", "idle", "steady"])
 @pytest.mark.parametrize("mode", ["paced", "literal"])
 @pytest.mark.parametrize("faults", [{}, FAULTS], ids=["calm", "faults"])
-def test_hours(pattern: Pattern, mode: RefreshMode, faults: dict[str, float]) -> None:
+def test_simulated_hours_satisfy_metadata_rules(pattern: Pattern, mode: RefreshMode, faults: dict[str, float]) -> None:
     config = DayConfig(pattern, mode, topics=400, duration_s=1800, records_per_s=6, **faults)  # type: ignore[arg-type]
     result = Day(config).run()
     assert result.metrics.urgent_topics >= 380
@@ -22,16 +22,16 @@ def test_hours(pattern: Pattern, mode: RefreshMode, faults: dict[str, float]) ->
         assert result.metrics.evictions >= 392
 
 
-def test_all_asks_for_all() -> None:
+def test_all_mode_requests_all_topics() -> None:
     result = Day(DayConfig("bursts", "all", topics=100, duration_s=1500)).run()
     assert result.metrics.non_urgent_topics > 10 * result.metrics.urgent_topics
 
 
-def test_paced_requests_are_even_and_half_as_many_as_literal_ones() -> None:
+def test_paced_mode_sends_fewer_and_more_even_requests_than_literal() -> None:
     config = {"topics": 2000, "duration_s": 7200, "records_per_s": 10.0, "scan_every_ms": 600_000}
     paced = Day(DayConfig("steady", "paced", **config)).run()  # type: ignore[arg-type]
     literal = Day(DayConfig("steady", "literal", **config)).run()  # type: ignore[arg-type]
-    begin = 60  # windows of ten seconds: the first refreshes have spread the topics
+    begin = 60  # in windows of ten seconds: the first refreshes have spread the topics
     assert max(paced.requests[window] for window in range(begin, 720)) <= 3
     assert max(literal.requests[window] for window in range(begin, 720)) >= 25
     assert max(paced.topics[window] for window in range(begin, 720)) <= 3 * -(-2000 // 30)
@@ -39,17 +39,17 @@ def test_paced_requests_are_even_and_half_as_many_as_literal_ones() -> None:
     assert paced.oldest_ms < 300_000
 
 
-def test_the_target_is_rounded_up_and_at_least_twenty() -> None:
+def test_refresh_target_is_rounded_up_and_at_least_20() -> None:
     config = TrackerConfig(300_000, 300_000, 100, lambda _: 100.0)
     assert [config.target_topics(count) for count in (0, 600, 601, 630, 631, 10_000)] == [20, 20, 21, 21, 22, 334]
 
 
-def test_a_step_costs_what_is_due() -> None:
-    """Calls of functions in a step do not grow with the topics: here one is asked for among 50,000 that are known."""
+def test_poll_cost_depends_on_due_topics_only() -> None:
+    """The function calls of a poll that requests one topic do not grow with the number of cached topics."""
     import gc
     import sys
 
-    def calls(topics: int) -> int:
+    def count_calls(topics: int) -> int:
         tracker = TopicTracker(TrackerConfig(300_000, 300_000, 100, lambda _: 100.0))
         names = [f"t{number}" for number in range(topics)]
         for name in names:
@@ -62,7 +62,7 @@ def test_a_step_costs_what_is_due() -> None:
             nonlocal count
             count += event in ("call", "c_call")
 
-        gc.disable()  # others, as hypothesis, have functions called by each collection
+        gc.disable()  # Hypothesis registers callbacks for each collection.
         sys.setprofile(profile)
         try:
             tracker.hold("new", 2)
@@ -77,4 +77,4 @@ def test_a_step_costs_what_is_due() -> None:
         assert step.request.topics == ("new",)
         return count
 
-    assert calls(50_000) <= calls(500) + 5
+    assert count_calls(50_000) <= count_calls(500) + 5

@@ -1,4 +1,4 @@
-"""The tracker of topics against an oracle that works out T, U, the target and what is forgotten anew each time."""
+"""Model test of TopicTracker: an oracle recomputes the sets T and U, the target and evictions at each step."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ MANY = st.builds(lambda first, count: NAMES[first : first + count], st.integers(
 
 
 @dataclass
-class Known:
-    """What the oracle knows of a topic."""
+class OracleTopic:
+    """The oracle's state of one topic."""
 
     refreshed_ms: int | None = None
     holds: int = 0
     used_ms: int = 0
-    told: bool = False
+    is_changed: bool = False
     retry_ms: int = 0
     attempts: int = 0
 
 
 class Oracle:
-    """The rules, word by word, over everything that is known."""
+    """The rules, applied to all topics at each step."""
 
     def __init__(self, mode: RefreshMode, evict_ms: int) -> None:
         self.mode = mode
         self.evict_ms = evict_ms
-        self.topics: dict[str, Known] = {}
-        self.asked: RefreshRequest | None = None
-        self.told_before: set[str] = set()
-        self.told_meanwhile: set[str] = set()
-        self.gone_meanwhile: set[str] = set()
-        """Forgotten since they were asked for: one that comes back is another, and not asked for."""
+        self.topics: dict[str, OracleTopic] = {}
+        self.in_flight: RefreshRequest | None = None
+        self.changed_before: set[str] = set()
+        self.changed_in_flight: set[str] = set()
+        self.evicted_in_flight: set[str] = set()
+        """Evicted since the request in flight. A topic with that name counts as new."""
         self.not_before_ms = 0
 
     def cached(self) -> list[str]:
@@ -50,17 +50,17 @@ class Oracle:
         return max(ceil(10 * len(self.cached()) / (MAX_AGE_MS / 1000)), 20)
 
     def urgent(self, now_ms: int) -> set[str]:
-        """T, but for topics that wait by themselves."""
+        """Return T without topics in backoff."""
         found = set()
         for name, topic in self.topics.items():
             without = topic.refreshed_ms is None and topic.holds > 0
             old = topic.refreshed_ms is not None and now_ms - topic.refreshed_ms >= MAX_AGE_MS
-            if (without or topic.told or old) and topic.retry_ms <= now_ms:
+            if (without or topic.is_changed or old) and topic.retry_ms <= now_ms:
                 found.add(name)
         return found
 
     def others(self, now_ms: int) -> set[str]:
-        """U."""
+        """Return U."""
         urgent = self.urgent(now_ms)
         found = set()
         for name, topic in self.topics.items():
@@ -70,13 +70,13 @@ class Oracle:
         return found
 
     def forgotten(self, now_ms: int) -> set[str]:
-        asked = set(self.asked.topics) - self.gone_meanwhile if self.asked is not None else set()
+        in_flight = set(self.in_flight.topics) - self.evicted_in_flight if self.in_flight is not None else set()
         found = set()
         for name, topic in self.topics.items():
             if topic.holds:
                 continue
             if topic.refreshed_ms is None:
-                if topic.retry_ms <= now_ms and name not in asked:
+                if topic.retry_ms <= now_ms and name not in in_flight:
                     found.add(name)
             elif now_ms - topic.used_ms >= self.evict_ms:
                 found.add(name)
@@ -87,7 +87,7 @@ class Oracle:
 
 
 class Model(RuleBasedStateMachine):
-    """Things happen; after each the tracker is polled, as the driver does."""
+    """Random events. The tracker is polled after each, as by the producer."""
 
     @initialize(
         mode=st.sampled_from(["paced", "literal", "all"]),
@@ -103,7 +103,7 @@ class Model(RuleBasedStateMachine):
         for first in range(groups):
             names = NAMES[first::3]
             self.hold(names)
-            self.answer(set(), False, 3)
+            self.complete(set(), False, 3)
             if not held:
                 self.release(names)
             self.advance(5_000, 5)
@@ -113,21 +113,21 @@ class Model(RuleBasedStateMachine):
         forgotten = oracle.forgotten(now_ms)
         for name in forgotten:
             del oracle.topics[name]
-        oracle.gone_meanwhile |= forgotten
+        oracle.evicted_in_flight |= forgotten
         step = self.tracker.poll(now_ms)
         assert set(step.forgotten) == forgotten
         if step.request is not None:
-            assert oracle.asked is None
+            assert oracle.in_flight is None
             assert now_ms >= oracle.not_before_ms
-        if oracle.asked is None and now_ms >= oracle.not_before_ms:
+        if oracle.in_flight is None and now_ms >= oracle.not_before_ms:
             self.compare(step.request)
         if step.request is not None:
-            oracle.asked = step.request
-            oracle.told_meanwhile = set()
-            oracle.gone_meanwhile = set()
-            oracle.told_before = {name for name in step.request.topics if oracle.topics[name].told}
+            oracle.in_flight = step.request
+            oracle.changed_in_flight = set()
+            oracle.evicted_in_flight = set()
+            oracle.changed_before = {name for name in step.request.topics if oracle.topics[name].is_changed}
             for name in step.request.topics:
-                oracle.topics[name].told = False
+                oracle.topics[name].is_changed = False
         else:
             assert step.wait_until_ms is None or step.wait_until_ms > now_ms
         self.wait_until_ms = step.wait_until_ms
@@ -153,16 +153,16 @@ class Model(RuleBasedStateMachine):
             assert oracle.mode == "paced" or len(others) < target
 
     def compare_others(self, request: RefreshRequest, others: set[str], count: int) -> None:
-        """The least recently refreshed of U, so many."""
-        asked = request.topics[request.urgent_topics :]
-        assert len(asked) == len(set(asked)) == count
-        assert set(asked) <= others
-        assert self.oracle.ages(set(asked)) == self.oracle.ages(others)[:count]
+        """Check that the request contains the `count` least recently refreshed topics of U."""
+        in_flight = request.topics[request.urgent_topics :]
+        assert len(in_flight) == len(set(in_flight)) == count
+        assert set(in_flight) <= others
+        assert self.oracle.ages(set(in_flight)) == self.oracle.ages(others)[:count]
 
     @rule(names=MANY)
     def hold(self, names: list[str]) -> None:
         for name in names:
-            topic = self.oracle.topics.setdefault(name, Known())
+            topic = self.oracle.topics.setdefault(name, OracleTopic())
             topic.holds += 1
             topic.used_ms = self.now_ms
             self.tracker.hold(name, self.now_ms)
@@ -181,10 +181,10 @@ class Model(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES))
     def changed(self, name: str) -> None:
         oracle, topic = self.oracle, self.oracle.topics.get(name)
-        if topic is not None and topic.refreshed_ms is not None and not topic.told:
-            topic.told = True
-            if oracle.asked is not None and name in oracle.asked.topics:
-                oracle.told_meanwhile.add(name)
+        if topic is not None and topic.refreshed_ms is not None and not topic.is_changed:
+            topic.is_changed = True
+            if oracle.in_flight is not None and name in oracle.in_flight.topics:
+                oracle.changed_in_flight.add(name)
             if self.now_ms - topic.refreshed_ms < MAX_AGE_MS:
                 topic.retry_ms = max(topic.retry_ms, topic.refreshed_ms + RETRY_MS)
         self.tracker.changed(name, self.now_ms)
@@ -195,22 +195,22 @@ class Model(RuleBasedStateMachine):
         before = self.now_ms + ms * part // 10
         due = float("inf") if self.wait_until_ms is None else self.wait_until_ms
         if self.now_ms < before < due:
-            # Nothing is due before the time that the tracker named.
+            # No topic is due before the tracker's wait_until_ms.
             oracle = self.oracle
             assert not any(oracle.topics[name].refreshed_ms is not None for name in oracle.forgotten(before))
-            if oracle.asked is None and before >= oracle.not_before_ms:
+            if oracle.in_flight is None and before >= oracle.not_before_ms:
                 assert not oracle.urgent(before)
                 assert oracle.mode != "literal" or len(oracle.others(before)) < oracle.target()
         self.now_ms += ms
         self.poll()
 
-    @precondition(lambda self: self.oracle.asked is not None)
+    @precondition(lambda self: self.oracle.in_flight is not None)
     @rule(missing=st.one_of(st.just(set()), st.builds(set, MANY)), lost=st.booleans(), ms=st.sampled_from([0, 3, 40]))
-    def answer(self, missing: set[str], lost: bool, ms: int) -> None:
+    def complete(self, missing: set[str], lost: bool, ms: int) -> None:
         self.now_ms += ms
-        oracle, request = self.oracle, self.oracle.asked
+        oracle, request = self.oracle, self.oracle.in_flight
         assert request is not None
-        oracle.asked = None
+        oracle.in_flight = None
         for name in request.topics:
             topic = oracle.topics.get(name)
             if topic is None:
@@ -220,26 +220,26 @@ class Model(RuleBasedStateMachine):
                 topic.retry_ms = self.now_ms + RETRY_MS * topic.attempts
                 if lost:
                     topic.refreshed_ms = None
-                topic.told = topic.refreshed_ms is not None
+                topic.is_changed = topic.refreshed_ms is not None
                 continue
             if topic.refreshed_ms is None and not topic.holds:
                 topic.used_ms = self.now_ms
-            topic.told = name in oracle.told_meanwhile and topic.refreshed_ms is not None
-            topic.retry_ms = self.now_ms + RETRY_MS if topic.told else 0
+            topic.is_changed = name in oracle.changed_in_flight and topic.refreshed_ms is not None
+            topic.retry_ms = self.now_ms + RETRY_MS if topic.is_changed else 0
             topic.refreshed_ms, topic.attempts = self.now_ms, 0
         resolved = set(request.topics) - missing
         self.tracker.completed(self.now_ms, resolved, missing if lost else set())
         self.poll()
 
-    @precondition(lambda self: self.oracle.asked is not None)
+    @precondition(lambda self: self.oracle.in_flight is not None)
     @rule()
     def fail(self) -> None:
         oracle = self.oracle
-        assert oracle.asked is not None
-        oracle.asked = None
-        for name in oracle.told_before & oracle.topics.keys():
+        assert oracle.in_flight is not None
+        oracle.in_flight = None
+        for name in oracle.changed_before & oracle.topics.keys():
             topic = oracle.topics[name]
-            topic.told = topic.refreshed_ms is not None
+            topic.is_changed = topic.refreshed_ms is not None
         oracle.not_before_ms = self.now_ms + RETRY_MS
         self.tracker.failed(self.now_ms)
         self.poll()

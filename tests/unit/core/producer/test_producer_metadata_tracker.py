@@ -1,4 +1,4 @@
-"""The tracker of topics, rule by rule."""
+"""TopicTracker, rule by rule."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ HALF_MS, MAX_AGE_MS = 150_000, 300_000
 
 
 def tracker_of(topics: int, mode: RefreshMode = "literal") -> TopicTracker:
-    """Topics t0, t1, ... that are held and were refreshed one after the other, 1 ms apart from 0 on."""
+    """Return a tracker that holds topics t0, t1, ..., refreshed at 0 ms, 1 ms, ..."""
     tracker = TopicTracker(TrackerConfig(MAX_AGE_MS, MAX_AGE_MS, 100, lambda attempts: 100.0 * attempts, mode))
     for number in range(topics):
         tracker.hold(f"t{number}", number)
@@ -21,13 +21,13 @@ def names(first: int, last: int) -> tuple[str, ...]:
     return tuple(f"t{number}" for number in range(first, last))
 
 
-def test_u_begins_at_half_the_age_and_goes_when_it_reaches_the_target() -> None:
+def test_refresh_starts_at_half_age_and_target_size() -> None:
     tracker = tracker_of(30)
     assert tracker.poll(HALF_MS + 18).request is None
     assert tracker.poll(HALF_MS + 19).request == (names(0, 20), 0)
 
 
-def test_what_is_urgent_takes_the_oldest_of_u_along_up_to_the_target() -> None:
+def test_urgent_request_includes_oldest_refreshable_topics_up_to_target() -> None:
     tracker = tracker_of(30)
     tracker.hold("new", HALF_MS + 10)
     assert tracker.poll(HALF_MS + 10).request == (("new", *names(0, 11)), 1)
@@ -38,7 +38,7 @@ def test_what_is_urgent_takes_the_oldest_of_u_along_up_to_the_target() -> None:
     assert request == (tuple(f"new{number}" for number in range(25)), 25)
 
 
-def test_after_a_failure_everything_waits_and_the_oldest_are_still_first() -> None:
+def test_failed_request_is_retried_after_backoff_oldest_first() -> None:
     tracker = tracker_of(60)
     assert tracker.poll(HALF_MS + 50).request == (names(0, 20), 0)
     tracker.failed(HALF_MS + 60)
@@ -49,7 +49,7 @@ def test_after_a_failure_everything_waits_and_the_oldest_are_still_first() -> No
     assert tracker.metrics().failed_requests == 1
 
 
-def test_topics_that_are_not_resolved_wait_longer_each_time_and_new_ones_do_not() -> None:
+def test_unresolved_topics_back_off_without_delaying_new_topics() -> None:
     tracker = tracker_of(0)
     tracker.hold("missing", 0)
     assert tracker.poll(0).request == (("missing",), 1)
@@ -65,7 +65,7 @@ def test_topics_that_are_not_resolved_wait_longer_each_time_and_new_ones_do_not(
     assert tracker.poll(320).request == (("missing",), 1)
 
 
-def test_nobody_waits_for_it_any_more() -> None:
+def test_released_unresolved_topic_is_forgotten() -> None:
     tracker = tracker_of(0)
     tracker.hold("missing", 0)
     tracker.poll(0)
@@ -75,7 +75,7 @@ def test_nobody_waits_for_it_any_more() -> None:
     assert step == (None, ("missing",), None)
 
 
-def test_news_while_it_is_asked_for_is_asked_for_once_more() -> None:
+def test_change_during_refresh_requests_topic_again() -> None:
     tracker = tracker_of(1)
     tracker.changed("t0", 1000)
     assert tracker.poll(1000).request == (("t0",), 1)
@@ -87,7 +87,7 @@ def test_news_while_it_is_asked_for_is_asked_for_once_more() -> None:
     assert tracker.poll(2000).request is None
 
 
-def test_topics_that_are_held_stay_and_idle_ones_go() -> None:
+def test_idle_topics_are_evicted_and_held_topics_stay() -> None:
     tracker = tracker_of(2, "paced")
     tracker.release("t0", 1000)
     assert tracker.poll(1000 + MAX_AGE_MS - 1).forgotten == ()

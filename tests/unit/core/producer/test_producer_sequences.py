@@ -1,4 +1,4 @@
-"""The sequences of an idempotent producer: case by case, and over a network that loses, repeats and reorders."""
+"""Sequences of an idempotent producer: by case, and over a network that loses, duplicates and reorders."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ack(partition: PartitionSequences, numbers: BatchSequence) -> None:
     partition.request_done()
 
 
-def test_without_a_producer_id_nothing_goes() -> None:
+def test_batches_wait_for_producer_id() -> None:
     shared = ProducerSequences()
     partition = PartitionSequences(shared)
     assert not partition.may_send(None, LEADER, 0)
@@ -52,79 +52,79 @@ def test_without_a_producer_id_nothing_goes() -> None:
     assert partition.may_send(None, LEADER, 0)
 
 
-def test_batches_go_side_by_side_only_to_a_leader_that_knows_the_producer() -> None:
+def test_batches_are_pipelined_only_to_leader_with_producer_state() -> None:
     _, partition = producer()
     first = send(partition, 3)
     assert not partition.may_send(None, LEADER, 0)
     ack(partition, first)
     stamps = [send(partition, 2).stamp for _ in range(5)]
     assert stamps == [(7, 0, 3), (7, 0, 5), (7, 0, 7), (7, 0, 9), (7, 0, 11)]
-    assert not partition.may_send(None, LEADER, 0), "no more than five"
+    assert not partition.may_send(None, LEADER, 0), "at most five batches in flight"
     partition.acked(partition.unresolved[0], LEADER, 0)
     partition.request_done()
     assert partition.may_send(None, LEADER, 59)
-    assert not partition.may_send(None, LEADER, 61), "the leader may have forgotten it"
-    assert not partition.may_send(None, LEADER + 1, 0), "another leader may not know it"
+    assert not partition.may_send(None, LEADER, 61), "the leader may have expired the producer"
+    assert not partition.may_send(None, LEADER + 1, 0), "another leader may not have its state"
 
 
-def test_what_is_sent_again_is_the_oldest_and_keeps_its_sequence() -> None:
+def test_oldest_batch_is_retried_first_with_its_sequence() -> None:
     _, partition = producer()
     ack(partition, send(partition))
-    one, two = send(partition), send(partition)
-    for numbers in (two, one):
+    first, second = send(partition), send(partition)
+    for numbers in (second, first):
         assert partition.refused(numbers, LOST) is Verdict.RETRY
         partition.request_done()
-    assert not partition.may_send(two, LEADER, 0)
+    assert not partition.may_send(second, LEADER, 0)
     assert not partition.may_send(None, LEADER, 0)
-    assert partition.may_send(one, LEADER + 1, 0)
-    assert (one.stamp, two.stamp) == ((7, 0, 1), (7, 0, 2))
-    partition.sent(one)
-    ack(partition, one)
-    assert partition.may_send(two, LEADER, 0)
+    assert partition.may_send(first, LEADER + 1, 0)
+    assert (first.stamp, second.stamp) == ((7, 0, 1), (7, 0, 2))
+    partition.sent(first)
+    ack(partition, first)
+    assert partition.may_send(second, LEADER, 0)
 
 
-def test_a_gap_before_the_oldest_bumps_the_epoch_and_one_before_a_later_does_not() -> None:
+def test_sequence_gap_before_oldest_batch_bumps_epoch() -> None:
     shared, partition = producer()
     ack(partition, send(partition))
-    one, two = send(partition, 2), send(partition, 2)
-    assert partition.refused(two, GAP) is Verdict.RETRY
+    first, second = send(partition, 2), send(partition, 2)
+    assert partition.refused(second, GAP) is Verdict.RETRY
     partition.request_done()
     assert shared.identity == (7, 0)
-    assert partition.refused(one, GAP) is Verdict.RETRY
+    assert partition.refused(first, GAP) is Verdict.RETRY
     assert shared.identity == (7, 1)
-    assert not partition.may_send(one, LEADER, 0), "its request is not settled"
+    assert not partition.may_send(first, LEADER, 0), "its request is in flight"
     partition.request_done()
-    assert (one.stamp, two.stamp) == ((7, 1, 0), (7, 1, 2))
-    assert partition.may_send(one, LEADER, 0)
+    assert (first.stamp, second.stamp) == ((7, 1, 0), (7, 1, 2))
+    assert partition.may_send(first, LEADER, 0)
 
 
-def test_a_batch_that_is_refused_for_good_lets_those_after_it_begin_anew() -> None:
+def test_batches_after_refused_batch_restart_in_new_epoch() -> None:
     shared, partition = producer()
     ack(partition, send(partition))
-    one, two = send(partition), send(partition)
-    assert partition.refused(one, KafkaError(ErrorCode.INVALID_RECORD)) is Verdict.FAILED
-    partition.abandoned(one, is_certain=True)
+    first, second = send(partition), send(partition)
+    assert partition.refused(first, KafkaError(ErrorCode.INVALID_RECORD)) is Verdict.FAILED
+    partition.abandoned(first, is_certain=True)
     partition.request_done()
-    assert two.stamp == (7, 0, 2)
-    assert partition.refused(two, GAP) is Verdict.RETRY
+    assert second.stamp == (7, 0, 2)
+    assert partition.refused(second, GAP) is Verdict.RETRY
     partition.request_done()
-    assert two.stamp == (7, 0, 2), "the gap may be the one before, which was not settled yet"
-    partition.sent(two)
-    assert partition.refused(two, GAP) is Verdict.RETRY
+    assert second.stamp == (7, 0, 2), "the gap may be the previous batch, which was in flight"
+    partition.sent(second)
+    assert partition.refused(second, GAP) is Verdict.RETRY
     partition.request_done()
-    assert two.stamp == (7, 1, 0)
+    assert second.stamp == (7, 1, 0)
     assert shared.bumps == 1
 
 
-def test_after_a_batch_without_an_answer_the_others_are_settled_first() -> None:
+def test_expired_batch_blocks_new_batches_until_others_complete() -> None:
     shared, partition = producer()
     ack(partition, send(partition))
-    one, two = send(partition), send(partition)
-    partition.abandoned(one, is_certain=False)
+    first, second = send(partition), send(partition)
+    partition.abandoned(first, is_certain=False)
     assert not partition.may_send(None, LEADER, 0)
     partition.request_done()
-    ack(partition, two)
-    assert partition.may_send(None, LEADER, 0), "the next one was written, so it was, too"
+    ack(partition, second)
+    assert partition.may_send(None, LEADER, 0), "the next batch was written, so the expired batch was written"
     assert shared.bumps == 0
     last = send(partition)
     partition.abandoned(last, is_certain=False)
@@ -134,23 +134,23 @@ def test_after_a_batch_without_an_answer_the_others_are_settled_first() -> None:
     assert partition.number(1).stamp == (7, 1, 0)
 
 
-def test_what_may_still_be_on_its_way_behind_an_expired_batch_is_not_written_a_second_time() -> None:
+def test_possibly_delayed_batch_after_expired_one_is_dropped() -> None:
     _, partition = producer()
     ack(partition, send(partition))
-    one, two, three = send(partition), send(partition), send(partition)
-    partition.refused(two, LOST)
+    first, second, third = send(partition), send(partition), send(partition)
+    partition.refused(second, LOST)
     assert partition.request_done() == []
-    partition.abandoned(one, is_certain=False)
+    partition.abandoned(first, is_certain=False)
     assert partition.request_done() == []
-    partition.sent(two)
-    partition.refused(two, GAP)
+    partition.sent(second)
+    partition.refused(second, GAP)
     assert partition.request_done() == []
-    partition.refused(three, GAP)
-    assert partition.request_done() == [two], "both requests with it may come yet, when the expired one has come"
-    assert three.stamp == (7, 1, 0)
+    partition.refused(third, GAP)
+    assert partition.request_done() == [second], "its delayed requests may arrive after the expired batch"
+    assert third.stamp == (7, 1, 0)
 
 
-def test_other_partitions_go_over_to_the_new_epoch_when_they_are_drained() -> None:
+def test_other_partitions_switch_epoch_when_drained() -> None:
     shared, _ = producer()
     other = PartitionSequences(shared)
     ack(other, send(other))
@@ -159,37 +159,37 @@ def test_other_partitions_go_over_to_the_new_epoch_when_they_are_drained() -> No
     assert not other.may_send(None, LEADER, 0)
     assert other.refused(waiting, LOST) is Verdict.RETRY
     other.request_done()
-    assert other.may_send(waiting, LEADER, 0), "in its old epoch"
+    assert other.may_send(waiting, LEADER, 0), "retries keep the old epoch"
     other.sent(waiting)
     ack(other, waiting)
     assert send(other).stamp == (7, 1, 0)
 
 
-def test_after_the_last_epoch_another_producer_id_is_needed() -> None:
+def test_epoch_overflow_requires_new_producer_id() -> None:
     shared = ProducerSequences()
     shared.set_identity(7, 2**15 - 1)
     partition = PartitionSequences(shared)
-    one = send(partition)
-    partition.refused(one, GAP)
+    first = send(partition)
+    partition.refused(first, GAP)
     partition.request_done()
     assert shared.identity is None
-    assert not partition.may_send(one, LEADER, 0)
+    assert not partition.may_send(first, LEADER, 0)
     shared.set_identity(8, 0)
     partition.renumber_if_due()
-    assert one.stamp == (8, 0, 0)
-    assert partition.may_send(one, LEADER, 0)
+    assert first.stamp == (8, 0, 0)
+    assert partition.may_send(first, LEADER, 0)
 
 
-def test_a_batch_in_parts_has_the_same_sequences() -> None:
+def test_split_batch_keeps_its_sequences() -> None:
     _, partition = producer()
     ack(partition, send(partition))
-    one, two = send(partition, 5), send(partition)
-    parts = partition.split(one, [2, 3])
+    first, second = send(partition, 5), send(partition)
+    parts = partition.split(first, [2, 3])
     assert [part.stamp for part in parts] == [(7, 0, 1), (7, 0, 3)]
-    assert partition.unresolved == [*parts, two]
+    assert partition.unresolved == [*parts, second]
 
 
-def test_sequences_wrap() -> None:
+def test_batch_sequence_wraps_after_int32_maximum() -> None:
     _, partition = producer()
     partition._identity, partition._next = (7, 0), MAX_INT32
     ack(partition, send(partition, 2))
@@ -198,24 +198,24 @@ def test_sequences_wrap() -> None:
     assert numbers.stamp == (7, 0, 1)
 
 
-def test_duplicates_of_older_brokers_are_written() -> None:
+def test_duplicate_sequence_error_of_older_broker_means_written() -> None:
     _, partition = producer()
     assert partition.refused(send(partition), KafkaError(ErrorCode.DUPLICATE_SEQUENCE_NUMBER)) is Verdict.WRITTEN
 
 
-def test_nothing_goes_that_would_push_an_unanswered_batch_out_of_what_a_broker_remembers() -> None:
+def test_send_waits_while_unacknowledged_batch_could_leave_broker_history() -> None:
     _, partition = producer()
     ack(partition, send(partition))
     slow, *others = [send(partition) for _ in range(5)]
     for numbers in others:
         ack(partition, numbers)
-    assert not partition.may_send(None, LEADER, 0), "it may be written, and is known if it is sent again"
+    assert not partition.may_send(None, LEADER, 0), "it may be written, and the broker must detect its retry"
     ack(partition, slow)
     assert partition.may_send(None, LEADER, 0)
 
 
-class Mesh:
-    """A producer of batches 0, 1, 2, ... to one partition, over a network that does as it likes."""
+class FaultyExchange:
+    """A producer of batches 0, 1, 2, ... to one partition, over a faulty network."""
 
     def __init__(self, seed: int, counts: list[int]) -> None:
         self.random = random.Random(seed)
@@ -224,17 +224,19 @@ class Mesh:
         self.numbers: dict[int, BatchSequence] = {}
         self.queue = list(range(len(counts)))
         self.outcome: dict[int, str] = {}
-        self.requests: list[tuple[int, tuple[int, int, int], bool]] = []  # batch, stamp, somebody waits for the answer
-        self.answers: list[tuple[int, KafkaError | None]] = []
+        self.requests: list[
+            tuple[int, tuple[int, int, int], bool]
+        ] = []  # batch, stamp, the producer waits for the response
+        self.responses: list[tuple[int, KafkaError | None]] = []
         self.states = ProducerStates()
         self.log: list[int] = []
         self.sizes = 0
         self.poison: set[int] = set()
 
     def step(self, calm: bool) -> None:
-        choices = [self.send] * 3 + [self.deliver] * 3 + [self.answer] * 3
+        choices = [self.send] * 3 + [self.deliver] * 3 + [self.deliver_response] * 3
         if not calm:
-            choices += [self.lose, self.time_out, self.lose_answer, self.expire]
+            choices += [self.lose, self.time_out, self.lose_response, self.expire]
         self.random.choice(choices)()
 
     def send(self) -> None:
@@ -265,42 +267,42 @@ class Mesh:
         return None
 
     def deliver(self) -> None:
-        """Any request, also one that came before; the client waits for the answer, or does not any more."""
+        """Deliver any request, even a duplicate or one that the producer has given up."""
         if not self.requests:
             return
         at = self.random.randrange(len(self.requests))
         batch, stamp, waited = self.requests[at]
         error = self.append(batch, stamp)
-        if waited and error is None:  # written; and it comes once more
+        if waited and error is None:  # Written. A duplicate follows.
             self.requests[at] = (batch, stamp, False)
         else:
             del self.requests[at]
         if waited:
-            self.answers.append((batch, error))
+            self.responses.append((batch, error))
 
-    def answer(self) -> None:
-        if self.answers:
-            self.settle(*self.answers.pop(self.random.randrange(len(self.answers))))
+    def deliver_response(self) -> None:
+        if self.responses:
+            self.complete(*self.responses.pop(self.random.randrange(len(self.responses))))
 
-    def lose_answer(self) -> None:
-        if self.answers:
-            self.settle(self.answers.pop(self.random.randrange(len(self.answers)))[0], LOST)
+    def lose_response(self) -> None:
+        if self.responses:
+            self.complete(self.responses.pop(self.random.randrange(len(self.responses)))[0], LOST)
 
     def lose(self) -> None:
-        waited = [each for each in self.requests if each[2]]
+        waited = [request for request in self.requests if request[2]]
         if waited:
             request = self.random.choice(waited)
             self.requests.remove(request)
-            self.settle(request[0], LOST)
+            self.complete(request[0], LOST)
 
     def time_out(self) -> None:
-        """No answer, but the request is still on its way."""
-        waited = [at for at, each in enumerate(self.requests) if each[2]]
+        """Time out a request that is still in flight."""
+        waited = [at for at, request in enumerate(self.requests) if request[2]]
         if waited:
             at = self.random.choice(waited)
             batch, stamp, _ = self.requests[at]
             self.requests[at] = (batch, stamp, False)
-            self.settle(batch, LOST)
+            self.complete(batch, LOST)
 
     def expire(self) -> None:
         left = [batch for batch in self.numbers if batch not in self.outcome]
@@ -312,7 +314,7 @@ class Mesh:
                 self.queue.remove(batch)
                 self.drop(self.partition.renumber_if_due())
 
-    def settle(self, batch: int, error: KafkaError | None) -> None:
+    def complete(self, batch: int, error: KafkaError | None) -> None:
         numbers = self.numbers[batch]
         if error is None:
             self.partition.acked(numbers, LEADER, 0)
@@ -337,22 +339,24 @@ class Mesh:
 @given(
     seed=st.integers(0, 1 << 32),
     counts=st.lists(st.integers(1, 4), min_size=1, max_size=25),
-    wild=st.integers(0, 400),
+    faulty_steps=st.integers(0, 400),
     poison=st.sets(st.integers(0, 25), max_size=3),
 )
-def test_each_batch_is_written_once_and_in_order(seed: int, counts: list[int], wild: int, poison: set[int]) -> None:
-    mesh = Mesh(seed, counts)
-    mesh.poison = poison
-    for _ in range(wild):
-        mesh.step(calm=False)
+def test_batches_are_written_once_and_in_order_over_faulty_network(
+    seed: int, counts: list[int], faulty_steps: int, poison: set[int]
+) -> None:
+    exchange = FaultyExchange(seed, counts)
+    exchange.poison = poison
+    for _ in range(faulty_steps):
+        exchange.step(calm=False)
     for _ in range(40_000):
-        if len(mesh.outcome) == len(counts):
+        if len(exchange.outcome) == len(counts):
             break
-        mesh.step(calm=True)
-    assert len(mesh.outcome) == len(counts), "it ends"
-    while mesh.requests:  # what was on its way for long comes at last
-        mesh.deliver()
-    assert mesh.log == sorted(set(mesh.log)), "once each, in order"
-    for batch, outcome in mesh.outcome.items():
+        exchange.step(calm=True)
+    assert len(exchange.outcome) == len(counts), "the producer finishes"
+    while exchange.requests:  # Delayed requests arrive.
+        exchange.deliver()
+    assert exchange.log == sorted(set(exchange.log)), "each batch once, in order"
+    for batch, outcome in exchange.outcome.items():
         if outcome != "unknown":
-            assert (batch in mesh.log) == (outcome == "written"), (batch, outcome)
+            assert (batch in exchange.log) == (outcome == "written"), (batch, outcome)

@@ -1,4 +1,4 @@
-"""What a partition says to the batches of idempotent producers, case by case and against a simple model."""
+"""Producer state of a partition: checks of idempotent batches, by case and against a model."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def header(
 
 
 class Partition:
-    """A log that is nothing but its producers' state."""
+    """A partition with producer state and no log."""
 
     def __init__(self) -> None:
         self.states = ProducerStates()
         self.end = 0
 
     def produce(self, sequence: int, records: int = 1, **more: int) -> int:
-        """The first offset, as a leader answers."""
+        """Append a batch and return its first offset."""
         batch = header(sequence, records, **more)
         known = self.states.check(batch)
         if known is not None:
@@ -50,14 +50,14 @@ class Partition:
         return caught.value.code
 
 
-def test_batches_in_sequence_are_taken_and_repeated_ones_answered_with_their_first_place() -> None:
+def test_duplicate_batch_returns_its_first_offset() -> None:
     partition = Partition()
     assert [partition.produce(0, 3), partition.produce(3, 2), partition.produce(5)] == [0, 3, 5]
     assert [partition.produce(0, 3), partition.produce(3, 2), partition.produce(5)] == [0, 3, 5]
     assert partition.end == 6
 
 
-def test_a_gap_and_a_batch_of_another_size_are_out_of_order() -> None:
+def test_sequence_gap_and_duplicate_of_other_size_are_out_of_order() -> None:
     partition = Partition()
     partition.produce(0, 3)
     assert partition.refused(4) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -65,7 +65,7 @@ def test_a_gap_and_a_batch_of_another_size_are_out_of_order() -> None:
     assert partition.produce(3) == 3
 
 
-def test_only_the_last_five_batches_are_known() -> None:
+def test_last_five_batches_are_detected_as_duplicates() -> None:
     partition = Partition()
     for sequence in range(BATCHES_KEPT + 1):
         partition.produce(sequence)
@@ -73,28 +73,28 @@ def test_only_the_last_five_batches_are_known() -> None:
     assert partition.refused(0) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
-def test_producers_do_not_see_each_other() -> None:
+def test_producers_have_separate_sequences() -> None:
     partition = Partition()
     assert [partition.produce(0, pid=1), partition.produce(0, pid=2), partition.produce(1, pid=1)] == [0, 1, 2]
 
 
-def test_a_newer_epoch_begins_at_0_and_ends_the_older_one() -> None:
+def test_newer_epoch_starts_at_sequence_0_and_fences_older_one() -> None:
     partition = Partition()
     partition.produce(0, 3)
     assert partition.refused(3, epoch=1) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert partition.produce(0, epoch=1) == 3
     assert partition.refused(3, epoch=0) == ErrorCode.INVALID_PRODUCER_EPOCH
     assert partition.produce(0, epoch=1) == 3
-    assert partition.refused(0, 3, epoch=0) == ErrorCode.INVALID_PRODUCER_EPOCH, "not even a repeated batch"
+    assert partition.refused(0, 3, epoch=0) == ErrorCode.INVALID_PRODUCER_EPOCH, "not even a duplicate batch"
 
 
-def test_an_unknown_producer_may_go_on_where_it_is() -> None:
+def test_unknown_producer_may_start_at_any_sequence() -> None:
     partition = Partition()
     assert partition.produce(500) == 0
     assert partition.refused(502) == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
-def test_sequences_wrap() -> None:
+def test_state_accepts_sequence_wrap() -> None:
     partition = Partition()
     assert partition.produce(MAX_INT32 - 1, 4) == 0
     assert partition.produce(2) == 4
@@ -108,13 +108,13 @@ def test_sequences_wrap() -> None:
 
 
 @pytest.mark.parametrize("bad", [header(-1), header(0, epoch=-1), header(0, attributes=TRANSACTIONAL)])
-def test_half_an_identity_and_transactions_are_refused(bad: BatchHeader) -> None:
+def test_incomplete_producer_identity_and_transactions_are_refused(bad: BatchHeader) -> None:
     with pytest.raises(KafkaError) as caught:
         ProducerStates().check(bad)
     assert caught.value.code == ErrorCode.INVALID_RECORD
 
 
-def test_a_control_batch_has_no_sequence() -> None:
+def test_control_batch_leaves_sequence_unchanged() -> None:
     states = ProducerStates()
     states.append(header(0), 0, 0)
     states.append(header(-1, attributes=CONTROL), 1, 0)
@@ -125,16 +125,16 @@ def test_a_control_batch_has_no_sequence() -> None:
         states.check(header(1, epoch=0))
 
 
-def test_who_is_not_seen_is_forgotten() -> None:
+def test_inactive_producer_expires() -> None:
     states = ProducerStates()
     states.append(header(0, pid=1), 0, 100)
     states.append(header(0, pid=2), 1, 200)
     assert states.expire(200) == 1
     assert [entry.producer_id for entry in states.entries()] == [2]
-    assert states.check(header(9, pid=1)) is None, "and may go on as if new"
+    assert states.check(header(9, pid=1)) is None, "an expired producer may restart at any sequence"
 
 
-def test_a_snapshot_has_the_last_batch_and_recalling_brings_the_others() -> None:
+def test_producer_snapshot_is_completed_from_batch_history() -> None:
     partition = Partition()
     headers = []
     for sequence in range(0, 14, 2):
@@ -142,16 +142,16 @@ def test_a_snapshot_has_the_last_batch_and_recalling_brings_the_others() -> None
         partition.produce(sequence, 2)
     entries = list(partition.states.entries())
     assert entries == [ProducerEntry(7, 0, 13, 13, 1, 1000)]
-    again = ProducerStates()
-    again.load(entries)
-    known = again.check(header(12, 2))
+    restored = ProducerStates()
+    restored.load(entries)
+    known = restored.check(header(12, 2))
     assert known is not None
     assert known.first_offset == 12
     with pytest.raises(KafkaError):
-        again.check(header(10, 2))
-    again.add_history([header(0, offset=1, pid=99), *headers])
+        restored.check(header(10, 2))
+    restored.add_history([header(0, offset=1, pid=99), *headers])
     for sequence in range(4, 14, 2):
-        known = again.check(header(sequence, 2))
+        known = restored.check(header(sequence, 2))
         assert known is not None
         assert known.first_offset == sequence
 
@@ -164,34 +164,36 @@ def test_a_snapshot_has_the_last_batch_and_recalling_brings_the_others() -> None
     ),
     cut=st.floats(0, 1),
 )
-def test_what_is_left_after_a_cut_is_what_the_batches_left_make(steps: list[tuple[int, int, str]], cut: float) -> None:
+def test_truncated_producer_state_equals_state_of_remaining_batches(
+    steps: list[tuple[int, int, str]], cut: float
+) -> None:
     partition, log = Partition(), []
     epochs, nexts = dict.fromkeys(range(1, 4), 0), dict.fromkeys(range(1, 4), 0)
-    for pid, records, what in steps:
-        if what == "bump":
+    for pid, records, event in steps:
+        if event == "bump":
             epochs[pid] += 1
             nexts[pid] = 0
         start = partition.end
         assert partition.produce(nexts[pid], records, pid=pid, epoch=epochs[pid]) == start
         log.append(header(nexts[pid], records, pid=pid, epoch=epochs[pid], offset=start))
-        if what == "repeat":
+        if event == "repeat":
             assert partition.produce(nexts[pid], records, pid=pid, epoch=epochs[pid]) == start
         nexts[pid] += records
-    ends = [0, *[each.next_offset for each in log]]
+    ends = [0, *[batch.next_offset for batch in log]]
     end = ends[int(cut * (len(ends) - 1))]
     rebuilt = ProducerStates()
-    for each in log:
-        if each.base_offset < end:
-            rebuilt.append(each, each.base_offset, 0)
+    for batch in log:
+        if batch.base_offset < end:
+            rebuilt.append(batch, batch.base_offset, 0)
     before = sorted(partition.states.entries())
     if partition.states.truncate(end):
-        partition.states.add_history(each for each in log if each.base_offset < end)
+        partition.states.add_history(batch for batch in log if batch.base_offset < end)
         assert sorted(partition.states.entries()) == sorted(rebuilt.entries())
-        for each in log:
-            if each.base_offset < end:
-                assert _verdict(partition.states, each) == _verdict(rebuilt, each)
+        for batch in log:
+            if batch.base_offset < end:
+                assert _verdict(partition.states, batch) == _verdict(rebuilt, batch)
     else:
-        assert sorted(partition.states.entries()) == before, "nothing changed"
+        assert sorted(partition.states.entries()) == before, "the state is unchanged"
 
 
 def _verdict(states: ProducerStates, batch: BatchHeader) -> object:

@@ -1,4 +1,4 @@
-"""A log in memory and a driver that keeps the contract of `kipmesh.core.raft.machine`, for tests."""
+"""An in-memory log and a driver that keeps the contract of `kipmesh.core.raft.machine`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def batch(value: bytes = b"x", records: int = 1) -> bytes:
 
 
 class MemoryLog:
-    """Batches in a list."""
+    """A log of batches in a list."""
 
     def __init__(self, *epochs: int, start: int = 0) -> None:
         self.log_start_offset = self.log_end_offset = start
@@ -95,8 +95,8 @@ class MemoryLog:
         self.log_start_offset = self.log_end_offset = snapshot.end_offset
 
     def read(self, offset: int, max_offset: int) -> bytes:
-        headers = [(one, record_batch.parse_header(one)) for one in self.batches]
-        return b"".join(one for one, header in headers if offset <= header.base_offset < max_offset)
+        headers = [(data, record_batch.parse_header(data)) for data in self.batches]
+        return b"".join(data for data, header in headers if offset <= header.base_offset < max_offset)
 
     def shown(self) -> str:
         entries = self.epochs.entries
@@ -104,7 +104,7 @@ class MemoryLog:
 
 
 class Node:
-    """One machine with its log; `flushes` says whether a Flush is done at once."""
+    """One machine with its log. If `flushes` is true, Flush completes immediately."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Node:
         self.flushes = True
         self.now_ms = 0
         self.effects: list[Effect] = []
-        self.answers: dict[int, Response] = {}
+        self.responses: dict[int, Response] = {}
         self.sent: list[Send] = []
         self._requests = 1000
         self.machine = Machine(
@@ -132,7 +132,7 @@ class Node:
         self._do(self.machine.start(0, self.jitter))
 
     def step(self, event: Event) -> list[Effect]:
-        """One event, everything that follows from it at once, and all effects of that."""
+        """Process an event and its immediate consequences. Return all effects."""
         before = len(self.effects)
         self._do(self.machine.step(event, self.now_ms, self.jitter))
         return self.effects[before:]
@@ -161,7 +161,7 @@ class Node:
                 case Respond(request_id, response, read):
                     if read is not None:
                         response = wire.with_records(response, self.log.read(read.offset, read.max_offset))
-                    self.answers[request_id] = response
+                    self.responses[request_id] = response
                 case _:
                     pass
         if following is not None:
@@ -173,23 +173,23 @@ class Node:
         self.now_ms += ms
         return self.step(TimerFired())
 
-    def ask(self, request: Request) -> Response | None:
-        """A peer's request; gives the answer, None when it waits."""
+    def request(self, request: Request) -> Response | None:
+        """Process a peer's request. Return the response, or None if it waits."""
         self._requests += 1
         self.step(RequestReceived(self._requests, request))
-        return self.answers.get(self._requests)
+        return self.responses.get(self._requests)
 
-    def answer_last(self, response: Response, *, to: int | None = None) -> list[Effect]:
-        """Respond to the last request that was sent, to that node."""
-        sent = [one for one in self.sent if to in (None, one.node_id)][-1]
+    def respond_to_last(self, response: Response, *, to: int | None = None) -> list[Effect]:
+        """Respond to the last request that was sent (to node `to`)."""
+        sent = [send for send in self.sent if to in (None, send.node_id)][-1]
         return self.step(ResponseReceived(sent.request_id, response))
 
     def elect(self) -> Node:
-        """Make it the leader of the next epoch, with the vote of one other voter where it takes that."""
+        """Make the node leader of the next epoch, with another voter's vote if needed."""
         while not self.machine.leadership:
             self.advance(2500)
             if isinstance(self.sent[-1].request, VoteRequest) if self.sent else False:
-                self.answer_last(voted(self.machine.epoch))
+                self.respond_to_last(voted(self.machine.epoch))
         return self
 
 
@@ -202,7 +202,7 @@ def voted(epoch: int, *, granted: bool = True) -> VoteResponse:
 
 
 def shown(message: Request | Response | None) -> str:
-    """A message in one line."""
+    """Format a message as one line."""
     partition: RequestPartition | ResponsePartition | None = None
     match message:
         case VoteRequest() | BeginQuorumEpochRequest() | EndQuorumEpochRequest() | FetchRequest():
@@ -250,7 +250,7 @@ def _shown_fetch(data: PartitionData) -> str:
 
 
 def shown_effect(effect: Effect) -> str | None:
-    """What of an effect a script shows."""
+    """Format an effect for scripts, or return None to omit it."""
     match effect:
         case PersistElection(election):
             return f"persist epoch={election.epoch} leader={election.leader_id} vote={election.voted_id}"

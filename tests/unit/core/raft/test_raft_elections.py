@@ -1,4 +1,4 @@
-"""Vote, BeginQuorumEpoch and EndQuorumEpoch: who gets what answer, and what is on disk before it."""
+"""Vote, BeginQuorumEpoch and EndQuorumEpoch: responses, and the state persisted before them."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from tests.unit.core.raft.raft_support import MemoryLog, Node, peer, voted
 
 
 def vote(node: Node, candidate: int, epoch: int, last: tuple[int, int] = (0, 0)) -> tuple[ErrorCode, bool, int]:
-    response = node.ask(wire.vote_request(peer(candidate), epoch, *last))
+    response = node.request(wire.vote_request(peer(candidate), epoch, *last))
     assert isinstance(response, VoteResponse)
-    answer = wire.only_response_partition(response)
-    assert isinstance(answer, VotePartitionResponse)
-    return ErrorCode(answer.error_code), answer.vote_granted, answer.leader_epoch
+    result = wire.only_response_partition(response)
+    assert isinstance(result, VotePartitionResponse)
+    return ErrorCode(result.error_code), result.vote_granted, result.leader_epoch
 
 
-def test_one_vote_an_epoch_also_after_a_restart() -> None:
+def test_voter_grants_one_vote_per_epoch_across_restarts() -> None:
     node = Node()
     assert vote(node, 2, 5) == (ErrorCode.NONE, True, 5)
     assert vote(node, 3, 5) == (ErrorCode.NONE, False, 5)
-    assert vote(node, 2, 5) == (ErrorCode.NONE, True, 5), "the same vote again"
+    assert vote(node, 2, 5) == (ErrorCode.NONE, True, 5), "a repeated request gets the same vote"
     restarted = Node(election=node.disk)
     assert restarted.machine.state is State.VOTED
     assert vote(restarted, 3, 5) == (ErrorCode.NONE, False, 5)
     assert vote(restarted, 3, 6) == (ErrorCode.NONE, True, 6)
 
 
-def test_a_vote_is_on_disk_before_anything_tells_of_it() -> None:
+def test_vote_is_persisted_before_response() -> None:
     node = Node()
     vote(node, 2, 5)
     kinds = [type(effect) for effect in node.effects]
@@ -56,20 +56,20 @@ def test_a_vote_is_on_disk_before_anything_tells_of_it() -> None:
     ("last", "granted"),
     [((2, 3), True), ((2, 4), True), ((3, 0), True), ((2, 2), False), ((1, 9), False)],
 )
-def test_votes_go_to_logs_that_are_not_older(last: tuple[int, int], granted: bool) -> None:
+def test_vote_requires_candidate_log_at_least_as_new(last: tuple[int, int], granted: bool) -> None:
     node = Node(log=MemoryLog(1, 1, 2))
     assert vote(node, 2, 5, last)[1] is granted
 
 
 @pytest.mark.parametrize(("last", "granted"), [((4, 7), True), ((4, 6), False), ((3, 9), False)])
-def test_the_snapshot_counts_where_it_is_later_than_the_log(last: tuple[int, int], granted: bool) -> None:
-    """630-13."""
+def test_vote_compares_candidate_with_snapshot_newer_than_log(last: tuple[int, int], granted: bool) -> None:
+    """630-13: voters compare the later of log end and latest snapshot."""
     node = Node(log=MemoryLog(1, 1, 2), snapshot=SnapshotId(7, 4))
     assert node.machine.last_offset_and_epoch == (4, 7)
     assert vote(node, 2, 5, last)[1] is granted
 
 
-def test_who_has_a_leader_votes_for_nobody_in_that_epoch() -> None:
+def test_voter_with_leader_grants_no_vote_in_that_epoch() -> None:
     node = Node(election=ElectionState(5, leader_id=3))
     assert vote(node, 2, 5) == (ErrorCode.NONE, False, 5)
     assert vote(node, 2, 4) == (ErrorCode.FENCED_LEADER_EPOCH, False, 5)
@@ -86,39 +86,39 @@ def test_who_has_a_leader_votes_for_nobody_in_that_epoch() -> None:
         (2, 5, (1, -1), ErrorCode.INVALID_REQUEST),
     ],
 )
-def test_votes_that_cannot_be(candidate: int, epoch: int, last: tuple[int, int], error: ErrorCode) -> None:
+def test_invalid_vote_requests_are_refused(candidate: int, epoch: int, last: tuple[int, int], error: ErrorCode) -> None:
     node = Node()
     assert vote(node, candidate, epoch, last) == (error, False, 0)
-    assert node.machine.epoch == 0, "nothing is learned from it"
+    assert node.machine.epoch == 0, "invalid requests do not change the epoch"
 
 
-def test_another_cluster_and_another_partition() -> None:
+def test_requests_of_other_clusters_or_partitions_are_refused() -> None:
     node = Node()
     foreign = wire.vote_request(peer(2), 5, 0, 0)._replace(cluster_id="other")
-    assert node.ask(foreign) == VoteResponse(ErrorCode.INCONSISTENT_CLUSTER_ID)
-    assert node.ask(foreign._replace(cluster_id=None)) != VoteResponse(ErrorCode.INCONSISTENT_CLUSTER_ID)
-    assert node.ask(VoteRequest("test")) == VoteResponse(ErrorCode.INVALID_REQUEST)
+    assert node.request(foreign) == VoteResponse(ErrorCode.INCONSISTENT_CLUSTER_ID)
+    assert node.request(foreign._replace(cluster_id=None)) != VoteResponse(ErrorCode.INCONSISTENT_CLUSTER_ID)
+    assert node.request(VoteRequest("test")) == VoteResponse(ErrorCode.INVALID_REQUEST)
     for request in (
         wire.epoch_request(BeginQuorumEpochRequest, peer(2), 9),
         wire.epoch_request(EndQuorumEpochRequest, peer(2), 9),
     ):
-        told = node.ask(request._replace(cluster_id="other"))
-        assert isinstance(told, BeginQuorumEpochResponse | EndQuorumEpochResponse)
-        assert told.error_code == ErrorCode.INCONSISTENT_CLUSTER_ID
+        response = node.request(request._replace(cluster_id="other"))
+        assert isinstance(response, BeginQuorumEpochResponse | EndQuorumEpochResponse)
+        assert response.error_code == ErrorCode.INCONSISTENT_CLUSTER_ID
     assert node.machine.epoch == 5
 
 
-def test_an_observer_has_no_vote() -> None:
+def test_observer_refuses_vote_requests() -> None:
     assert vote(Node(9), 2, 5)[:2] == (ErrorCode.INCONSISTENT_VOTER_SET, False)
 
 
-def test_two_leaders_of_an_epoch_end_the_one_that_hears_it_from_a_voter() -> None:
+def test_second_leader_in_same_epoch_is_fatal() -> None:
     leader = Node().elect()
-    told = wire.epoch_response(
+    response = wire.epoch_response(
         BeginQuorumEpochResponse, ElectionState(leader.machine.epoch, 3), ErrorCode.INVALID_REQUEST
     )
     with pytest.raises(QuorumError, match="two leaders: 1 and 3"):
-        leader.answer_last(told)
+        leader.respond_to_last(response)
 
 
 @pytest.mark.parametrize(
@@ -128,38 +128,38 @@ def test_two_leaders_of_an_epoch_end_the_one_that_hears_it_from_a_voter() -> Non
         wire.epoch_request(EndQuorumEpochRequest, peer(2), 5),
     ],
 )
-def test_a_request_that_claims_an_epoch_of_another_leader_is_refused(
+def test_quorum_epoch_request_for_epoch_of_other_leader_is_refused(
     request_: BeginQuorumEpochRequest | EndQuorumEpochRequest,
 ) -> None:
     node = Node(election=ElectionState(5, leader_id=3))
-    told = node.ask(request_)
-    assert isinstance(told, BeginQuorumEpochResponse | EndQuorumEpochResponse)
-    assert told == wire.epoch_response(type(told), ElectionState(5, leader_id=3), ErrorCode.INVALID_REQUEST)
+    response = node.request(request_)
+    assert isinstance(response, BeginQuorumEpochResponse | EndQuorumEpochResponse)
+    assert response == wire.epoch_response(type(response), ElectionState(5, leader_id=3), ErrorCode.INVALID_REQUEST)
     assert node.machine.election == ElectionState(5, leader_id=3)
 
 
-def test_a_single_voter_leads_at_once_and_commits_by_itself() -> None:
+def test_single_voter_becomes_leader_and_commits_immediately() -> None:
     node = Node(voters=(1,))
     assert node.machine.state is State.LEADER
     assert (node.machine.epoch, node.machine.high_watermark) == (1, 1)
-    again = Node(voters=(1,), election=node.disk, log=node.log)
-    assert (again.machine.epoch, again.machine.high_watermark) == (2, 2)
+    restarted = Node(voters=(1,), election=node.disk, log=node.log)
+    assert (restarted.machine.epoch, restarted.machine.high_watermark) == (2, 2)
 
 
-def test_a_restarted_leader_leads_that_epoch_never_again() -> None:
+def test_restarted_leader_resigns_its_epoch() -> None:
     node = Node(election=ElectionState(5, leader_id=1))
     assert node.machine.state is State.RESIGNED
     assert {type(sent.request) for sent in node.sent} == {EndQuorumEpochRequest}
-    node.answer_last(voted(5))
+    node.respond_to_last(voted(5))
     assert node.machine.state is State.RESIGNED
     node.elect()
     assert node.machine.epoch == 6
 
 
-def test_the_first_successor_stands_at_once_and_others_later() -> None:
+def test_first_successor_becomes_candidate_before_others() -> None:
     for own, state in ((1, State.CANDIDATE), (3, State.FOLLOWER)):
         node = Node(own, election=ElectionState(5, leader_id=2))
-        node.ask(wire.epoch_request(EndQuorumEpochRequest, peer(2), 5, (1, 3)))
+        node.request(wire.epoch_request(EndQuorumEpochRequest, peer(2), 5, (1, 3)))
         assert node.machine.state is state
         node.advance(500)
         assert node.machine.state is State.CANDIDATE
@@ -167,7 +167,7 @@ def test_the_first_successor_stands_at_once_and_others_later() -> None:
     assert [elections.successor_backoff_ms(config, at, 4) for at in range(5)] == [0, 125, 250, 500, 1000]
 
 
-def test_a_rejected_candidate_waits_longer_each_time() -> None:
+def test_rejected_candidate_backs_off_exponentially() -> None:
     config = peer(1)
     waits = [elections.election_backoff_ms(config, lost, 0.99) for lost in range(1, 8)]
     assert waits == sorted(waits)
@@ -175,14 +175,14 @@ def test_a_rejected_candidate_waits_longer_each_time() -> None:
     node = Node(jitter=0.5)
     node.advance(2000)
     for other in (2, 3):
-        node.answer_last(voted(1, granted=False), to=other)
+        node.respond_to_last(voted(1, granted=False), to=other)
     assert node.machine.is_backing_off
     assert node.machine.epoch == 1
     node.advance(50)
     assert node.machine.epoch == 2
 
 
-def test_a_vote_request_that_fails_is_sent_again() -> None:
+def test_failed_vote_request_is_retried() -> None:
     node = Node()
     node.advance(1100)
     first = [sent for sent in node.sent if sent.node_id == 2]
@@ -190,11 +190,11 @@ def test_a_vote_request_that_fails_is_sent_again() -> None:
     node.advance(node.config.retry_backoff_ms)
     again = [sent for sent in node.sent if sent.node_id == 2]
     assert len(again) == len(first) + 1
-    node.answer_last(voted(1), to=3)
+    node.respond_to_last(voted(1), to=3)
     assert node.machine.state is State.LEADER
 
 
-def test_timeouts_lie_where_they_should() -> None:
+def test_election_and_fetch_timeouts_are_in_range() -> None:
     config = peer(1)
     for jitter in (0.0, 0.3, 0.999):
         assert 1000 <= elections.election_timeout_ms(config, 0, jitter) < 2000
@@ -204,8 +204,8 @@ def test_timeouts_lie_where_they_should() -> None:
         assert config.check_quorum_timeout_ms > follower.deadline_ms
 
 
-def test_epochs_that_fail_among_slow_voters_get_longer_until_a_leader_is_known() -> None:
-    """Disks that need as long for a vote as an election may last must not keep the quorum from ever having a leader."""
+def test_election_timeout_grows_while_epochs_fail() -> None:
+    """The quorum elects a leader even if it takes a whole election timeout to persist a vote."""
     node = Node(jitter=0.0)
     waits = []
     for epoch in range(1, 8):
@@ -213,13 +213,13 @@ def test_epochs_that_fail_among_slow_voters_get_longer_until_a_leader_is_known()
         assert node.machine.deadline_ms is not None
         waits.append(node.machine.deadline_ms - node.now_ms)
     assert waits == [1000, 1000, 2000, 4000, 8000, 8000, 8000]
-    node.ask(wire.epoch_request(BeginQuorumEpochRequest, peer(2), 7))
+    node.request(wire.epoch_request(BeginQuorumEpochRequest, peer(2), 7))
     assert node.machine.state is State.FOLLOWER
     vote(node, 3, 8)
     assert (node.machine.epochs_failed, node.machine.state) == (1, State.VOTED)
 
 
-def test_who_is_alone_does_not_wait_ever_longer() -> None:
+def test_isolated_voter_keeps_election_timeout() -> None:
     node = Node(jitter=0.0)
     while node.machine.epoch < 20:
         assert node.machine.deadline_ms is not None
@@ -230,12 +230,12 @@ def test_who_is_alone_does_not_wait_ever_longer() -> None:
     assert node.machine.epochs_failed == 0
 
 
-def test_a_lost_quorum_state_does_not_take_the_epoch_of_the_log_back() -> None:
+def test_epoch_of_log_survives_lost_quorum_state() -> None:
     node = Node(log=MemoryLog(1, 4))
     assert (node.machine.epoch, node.machine.state) == (4, State.UNATTACHED)
 
 
-def test_an_observer_asks_one_voter_after_the_other() -> None:
+def test_observer_tries_all_voters() -> None:
     node = Node(9)
     for _ in range(3):
         node.step(RequestFailed(node.sent[-1].request_id))
@@ -244,8 +244,8 @@ def test_an_observer_asks_one_voter_after_the_other() -> None:
     assert all(isinstance(sent.request, FetchRequest) for sent in node.sent)
 
 
-def test_an_observer_that_looks_for_a_leader_does_not_wait_for_a_silent_voter() -> None:
-    """A stopped process keeps its connections and answers nothing."""
+def test_observer_tries_next_voter_while_one_is_silent() -> None:
+    """A stopped process keeps its connections but does not respond."""
     node = Node(9)
     node.advance(replication.probe_ms(node.config) - 1)
     assert len(node.sent) == 1
@@ -256,20 +256,20 @@ def test_an_observer_that_looks_for_a_leader_does_not_wait_for_a_silent_voter() 
     assert {sent.node_id for sent in node.sent} == {1, 2, 3}
     for _ in range(20):
         due_ms = node.machine.next_deadline_ms() or 0
-        assert due_ms > node.now_ms, "it does not spin"
+        assert due_ms > node.now_ms, "the observer does not poll in a loop"
         node.advance(due_ms - node.now_ms)
     silent = [sent for sent in node.sent if sent.node_id == node.sent[0].node_id]
     assert len(silent) <= 1 + node.now_ms // node.config.request_timeout_ms
 
 
-def test_an_observer_believes_nobody_else_that_the_leader_it_gave_up_still_leads() -> None:
-    """Voters notice at other times; following a dead leader for another fetch timeout would double the gap."""
+def test_observer_trusts_only_abandoned_leader_about_its_leadership() -> None:
+    """Other voters may still name the failed leader. Following it again would cost another fetch timeout."""
 
-    def says(leader_id: int, epoch: int, error: ErrorCode = ErrorCode.NOT_LEADER_OR_FOLLOWER) -> FetchResponse:
+    def response_of(leader_id: int, epoch: int, error: ErrorCode = ErrorCode.NOT_LEADER_OR_FOLLOWER) -> FetchResponse:
         return wire.fetch_response(PartitionData(0, error, current_leader=LeaderIdAndEpoch(leader_id, epoch)))
 
-    def ask(voter: int) -> None:
-        """Until the voter is the one that was asked last; the others stay silent."""
+    def wait_for_request_to(voter: int) -> None:
+        """Advance the clock until the last request went to this voter."""
         while node.sent[-1].node_id != voter:
             node.advance(node.config.retry_backoff_ms)
 
@@ -277,39 +277,39 @@ def test_an_observer_believes_nobody_else_that_the_leader_it_gave_up_still_leads
         return node.machine.election.leader_id if node.machine.state is State.OBSERVER_FOLLOWER else -1
 
     node = Node(9)
-    node.answer_last(says(1, 5))
+    node.respond_to_last(response_of(1, 5))
     assert followed() == 1
     node.advance(3000)
     for voter in (2, 3):
-        ask(voter)
-        node.answer_last(says(1, 5))
-        assert followed() == -1, "hearsay"
-    ask(1)
-    node.answer_last(says(1, 5, ErrorCode.NONE))
-    assert followed() == 1, "its own word"
+        wait_for_request_to(voter)
+        node.respond_to_last(response_of(1, 5))
+        assert followed() == -1, "other voters are not trusted about the abandoned leader"
+    wait_for_request_to(1)
+    node.respond_to_last(response_of(1, 5, ErrorCode.NONE))
+    assert followed() == 1, "the leader itself is trusted"
     node.advance(3000)
-    ask(2)
-    node.answer_last(says(3, 6))
-    assert followed() == 3, "the next leader"
+    wait_for_request_to(2)
+    node.respond_to_last(response_of(3, 6))
+    assert followed() == 3, "a newer epoch is trusted"
 
 
-def test_an_observer_whose_leader_says_that_it_leads_no_more_looks_for_another_at_once() -> None:
-    """A leader that lost its quorum, and that observers still reach."""
+def test_observer_searches_new_leader_when_leader_resigned() -> None:
+    """The leader lost its quorum but is reachable by observers."""
     node = Node(9)
-    node.answer_last(follow := wire.fetch_response(PartitionData(0, current_leader=LeaderIdAndEpoch(1, 5))))
+    node.respond_to_last(follow := wire.fetch_response(PartitionData(0, current_leader=LeaderIdAndEpoch(1, 5))))
     assert (node.machine.state, node.sent[-1].node_id) == (State.OBSERVER_FOLLOWER, 1)
     resigned = PartitionData(0, ErrorCode.NOT_LEADER_OR_FOLLOWER, current_leader=LeaderIdAndEpoch(-1, 5))
-    node.answer_last(wire.fetch_response(resigned))
+    node.respond_to_last(wire.fetch_response(resigned))
     assert (node.machine.state, node.machine.election.leader_id) == (State.OBSERVER_UNATTACHED, -1)
     assert node.sent[-1].node_id in (2, 3)
     before = len(node.sent)
-    node.answer_last(follow)
-    assert node.machine.state is State.OBSERVER_UNATTACHED, "hearsay"
-    assert len(node.sent) <= before + 1, "it does not spin"
+    node.respond_to_last(follow)
+    assert node.machine.state is State.OBSERVER_UNATTACHED, "other voters are not trusted about the abandoned leader"
+    assert len(node.sent) <= before + 1, "the observer does not poll in a loop"
 
 
-def test_a_candidate_with_a_short_log_does_not_put_off_who_would_have_stood_soon() -> None:
-    """The fetch timeout of a follower goes on when it refuses its vote, as Kafka's does."""
+def test_refused_vote_request_keeps_fetch_timeout() -> None:
+    """A follower keeps its fetch timeout when it refuses its vote, as in Apache Kafka."""
     node = Node(log=MemoryLog(1, 4), election=ElectionState(4, leader_id=2))
     due_ms = node.machine.deadline_ms
     assert due_ms is not None
@@ -321,7 +321,7 @@ def test_a_candidate_with_a_short_log_does_not_put_off_who_would_have_stood_soon
     assert (node.machine.state, node.machine.epoch) == (State.CANDIDATE, 6)
 
 
-def test_who_grants_its_vote_waits_a_whole_election_timeout() -> None:
+def test_granted_vote_restarts_election_timeout() -> None:
     node = Node(log=MemoryLog(1, 4), election=ElectionState(4, leader_id=2))
     assert node.machine.deadline_ms is not None
     node.advance(node.machine.deadline_ms - node.now_ms - 1)

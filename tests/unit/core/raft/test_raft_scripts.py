@@ -1,13 +1,13 @@
-"""Exchanges between machines, as scripts: what is done, and everything that follows from it.
+"""Exchanges between machines as scripts with their expected output.
 
-`scripts/*.txt` have commands (`> append 1 2`) and below each what it showed when it was last written. After a change
-that is meant, `KIPMESH_REWRITE_SCRIPTS=1 pytest tests/unit/core/raft/test_raft_scripts.py` writes them anew, and the
-difference is read. Messages arrive in the order in which they were sent; nothing is random.
+`scripts/*.txt` contain commands (`> append 1 2`), each followed by its expected output. After an intended change,
+`KIPMESH_REWRITE_SCRIPTS=1 pytest tests/unit/core/raft/test_raft_scripts.py` rewrites them; review the diff. Messages
+arrive in sending order; there is no randomness.
 
-Commands: `nodes VOTERS [OBSERVERS]`, `advance MS [NODE...]` (time passes; the timers of these nodes, or of all, fire),
-`deliver` (messages, until there are none), `cut A B` and `heal`, `append NODE COUNT`, `sync NODE on|off|now`,
-`resign NODE`, `restart NODE`, `snapshot NODE OFFSET EPOCH` (made there; the log begins at its end), `fetched NODE` (the
-snapshot that it wants is there), `state`.
+Commands: `nodes VOTERS [OBSERVERS]`, `advance MS [NODE...]` (advance the clock and fire timers of these or all nodes),
+`deliver` (all messages), `cut A B` and `heal`, `append NODE COUNT`, `sync NODE on|off|now`, `resign NODE`,
+`restart NODE`, `snapshot NODE OFFSET EPOCH` (create a snapshot and start the log at its end), `fetched NODE` (complete
+the snapshot transfer), `state`.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ MESSAGES_MAX = 200
 
 
 class Exchange:
-    """Machines, and the messages between them."""
+    """Machines and the messages between them."""
 
     def __init__(self) -> None:
         self.nodes: dict[int, Node] = {}
         self.lines: list[str] = []
         self.sends: list[tuple[int, Send]] = []
         self.cuts: set[frozenset[int]] = set()
-        self.asked: dict[int, tuple[int, int]] = {}
+        self.pending: dict[int, tuple[int, int]] = {}
         self.now_ms = 0
         self.requests = 0
 
@@ -60,16 +60,16 @@ class Exchange:
             if isinstance(effect, Send):
                 self.sends.append((own, effect))
             elif isinstance(effect, Respond):
-                self.answer(own, effect.request_id)
-            elif told := shown_effect(effect):
-                self.lines.append(f"{own}: {told}")
+                self.respond(own, effect.request_id)
+            elif line := shown_effect(effect):
+                self.lines.append(f"{own}: {line}")
 
-    def answer(self, own: int, request_id: int) -> None:
-        asker, original = self.asked.pop(request_id)
-        response = self.nodes[own].answers[request_id]
-        self.lines.append(f"{own}->{asker} {shown(response)}")
-        if frozenset((own, asker)) not in self.cuts:
-            node = self.nodes[asker]
+    def respond(self, own: int, request_id: int) -> None:
+        requester, original = self.pending.pop(request_id)
+        response = self.nodes[own].responses[request_id]
+        self.lines.append(f"{own}->{requester} {shown(response)}")
+        if frozenset((own, requester)) not in self.cuts:
+            node = self.nodes[requester]
             self.note(node, node.step(ResponseReceived(original, response)))
 
     def do_nodes(self, voters: str, observers: str = "0") -> None:
@@ -96,13 +96,13 @@ class Exchange:
                 continue
             self.lines.append(f"{source}->{sent.node_id} {shown(sent.request)}")
             self.requests += 1
-            self.asked[self.requests] = (source, sent.request_id)
+            self.pending[self.requests] = (source, sent.request_id)
             target = self.nodes[sent.node_id]
             self.note(target, target.step(RequestReceived(self.requests, sent.request)))
         raise AssertionError("the exchange does not end")
 
-    def do_cut(self, one: str, other: str) -> None:
-        self.cuts.add(frozenset((int(one), int(other))))
+    def do_cut(self, first: str, second: str) -> None:
+        self.cuts.add(frozenset((int(first), int(second))))
 
     def do_heal(self) -> None:
         self.cuts.clear()
@@ -112,10 +112,10 @@ class Exchange:
         for _ in range(int(count)):
             self.note(node, node.step(AppendRequested(1, batch(), node.machine.epoch)))
 
-    def do_sync(self, node_id: str, what: str) -> None:
+    def do_sync(self, node_id: str, mode: str) -> None:
         node = self.nodes[int(node_id)]
-        node.flushes = what != "off"
-        if what == "now":
+        node.flushes = mode != "off"
+        if mode == "now":
             self.note(node, node.step(Persisted(node.log.log_end_offset)))
 
     def do_resign(self, node_id: str) -> None:
@@ -160,7 +160,7 @@ class Exchange:
 
 
 def run_script(text: str) -> str:
-    """The script with what its commands show now."""
+    """Run a script and return it with its current output."""
     exchange = Exchange()
     written: list[str] = []
     for line in text.splitlines():
@@ -172,7 +172,7 @@ def run_script(text: str) -> str:
 
 
 @pytest.mark.parametrize("path", sorted(SCRIPTS.glob("*.txt")), ids=lambda path: path.stem)
-def test_script(path: Path) -> None:
+def test_script_output_is_unchanged(path: Path) -> None:
     before = path.read_text()
     now = run_script(before)
     if os.environ.get("KIPMESH_REWRITE_SCRIPTS"):

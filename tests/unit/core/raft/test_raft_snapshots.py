@@ -1,4 +1,4 @@
-"""What snapshots mean to replication where epochs and offsets disagree (630-06, 630-08, 630-12)."""
+"""Replication with snapshots when epochs and offsets disagree (630-06, 630-08, 630-12)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.core.raft.raft_support import MemoryLog, Node, peer
 
 
 def fetched(node: Node, offset: int, last_epoch: int) -> PartitionData:
-    response = node.ask(wire.fetch_request(peer(2), node.machine.epoch, offset, last_epoch, 0))
+    response = node.request(wire.fetch_request(peer(2), node.machine.epoch, offset, last_epoch, 0))
     assert isinstance(response, FetchResponse)
     data = wire.only_response_partition(response)
     assert isinstance(data, PartitionData)
@@ -30,11 +30,11 @@ def follower(log: MemoryLog, snapshot: SnapshotId | None = None) -> Node:
 
 def offered(node: Node, snapshot_id: SnapshotId) -> None:
     data = PartitionData(0, current_leader=LeaderIdAndEpoch(2, 6), snapshot_id=snapshot_id)
-    node.answer_last(wire.fetch_response(data))
+    node.respond_to_last(wire.fetch_response(data))
 
 
-def test_an_epoch_between_the_oldest_snapshots_and_the_logs_first_diverges_at_the_snapshot() -> None:
-    """As Kafka's `endOffsetForEpoch`: the log itself would name the asked epoch, which it never had."""
+def test_epoch_between_snapshot_and_log_diverges_at_snapshot() -> None:
+    """Like Kafka's `endOffsetForEpoch`. The log alone would return an epoch that it never contained."""
     log = MemoryLog(start=20)
     node = Node(election=ElectionState(5), log=log, snapshot=SnapshotId(20, 4)).elect()
     assert node.log.shown() == "20..21 20:e6"
@@ -43,15 +43,15 @@ def test_an_epoch_between_the_oldest_snapshots_and_the_logs_first_diverges_at_th
     assert fetched(node, 20, 4).records is not None
 
 
-def test_a_follower_cuts_what_an_epoch_unknown_to_the_leader_wrote() -> None:
+def test_follower_truncates_epoch_unknown_to_leader() -> None:
     log = MemoryLog(*[4] * 10, *[5] * 20)
     node = follower(log)
     data = PartitionData(0, current_leader=LeaderIdAndEpoch(2, 6), diverging_epoch=EpochEndOffset(4, 20))
-    node.answer_last(wire.fetch_response(data))
+    node.respond_to_last(wire.fetch_response(data))
     assert node.log.log_end_offset == 10
 
 
-def test_a_snapshot_told_late_does_not_take_the_place_of_a_newer_one() -> None:
+def test_late_snapshot_event_does_not_replace_newer_snapshot() -> None:
     node = follower(MemoryLog(*[4] * 30))
     latest = SnapshotId(20, 4)
     node.step(SnapshotChanged(latest, SnapshotId(10, 4)))
@@ -61,13 +61,13 @@ def test_a_snapshot_told_late_does_not_take_the_place_of_a_newer_one() -> None:
         assert (node.machine.latest_snapshot, node.machine.earliest_snapshot) == (latest, SnapshotId(10, 4))
 
 
-def test_a_snapshot_below_the_high_watermark_means_that_safety_is_gone() -> None:
+def test_snapshot_below_high_watermark_is_fatal() -> None:
     node = follower(MemoryLog(*[4] * 30), SnapshotId(25, 4))
     with pytest.raises(QuorumError, match="below the high watermark 25"):
         offered(node, SnapshotId(20, 5))
 
 
-def test_a_snapshot_above_it_is_fetched() -> None:
+def test_snapshot_above_high_watermark_is_fetched() -> None:
     node = follower(MemoryLog(*[4] * 30), SnapshotId(25, 4))
     offered(node, SnapshotId(40, 5))
     assert node.effects[-1] == FetchSnapshot(SnapshotId(40, 5), 2, 6)

@@ -1,4 +1,4 @@
-"""The high watermark: clever code against an oracle that only counts."""
+"""The high watermark, compared with an oracle that counts voters."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tests.unit.core.raft.raft_support import peer
 
 
 def oracle(ends: list[int]) -> int:
-    """The largest offset that more than half of the voters reach, found by trying all."""
+    """Return the largest offset that a majority of voters reached, by trying all offsets."""
     return max(offset for offset in range(-1, max(ends) + 1) if sum(end >= offset for end in ends) > len(ends) / 2)
 
 
 @given(st.lists(st.integers(-1, 30), min_size=1, max_size=9))
-def test_the_majority_is_what_counting_says(ends: list[int]) -> None:
+def test_majority_offset_matches_oracle(ends: list[int]) -> None:
     assert majority_offset(ends) == oracle(ends)
 
 
@@ -26,7 +26,7 @@ def test_the_majority_is_what_counting_says(ends: list[int]) -> None:
     st.integers(-1, 20),
     st.lists(st.tuples(st.integers(2, 9), st.integers(0, 20)), max_size=20),
 )
-def test_only_voters_count_and_only_past_the_start_of_the_epoch(
+def test_committed_offset_counts_voters_in_current_epoch(
     voters: int, epoch_start: int, durable_end: int, fetches: list[tuple[int, int]]
 ) -> None:
     leadership = Leadership(peer(1, tuple(range(1, voters + 1))), epoch_start, {1}, 0)
@@ -42,7 +42,7 @@ def test_only_voters_count_and_only_past_the_start_of_the_epoch(
 
 
 @given(st.lists(st.sampled_from([2, 3, 4, 5, 9]), max_size=12))
-def test_the_quorum_is_there_as_long_as_a_majority_fetches(fetches: list[int]) -> None:
+def test_leader_keeps_quorum_while_majority_fetches(fetches: list[int]) -> None:
     leadership = Leadership(peer(1, (1, 2, 3, 4, 5)), 0, {1}, 0)
     since_ms, seen = 0, set()
     for number, replica_id in enumerate(fetches, 1):

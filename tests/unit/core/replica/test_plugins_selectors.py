@@ -1,4 +1,4 @@
-"""Selectors by name, by dotted path, and from a package that is installed beside kipmesh (392-11, 392-12)."""
+"""Selectors by name, by dotted path, and from an installed plugin package (392-11, 392-12)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kipmesh.core.replica.selector_loader import load_selector
 
 EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "least_loaded_selector"
 
-# Run in a process of its own, where the package is installed: all that it is given is configuration.
+# Runs in a separate process with the installed package. Its only input is configuration.
 PROGRAM = """
 import json, sys
 from kipmesh.messages import NodeEndpoint
@@ -37,9 +37,9 @@ def choose(client, partition, rack="eu/b/9"):
     return guard.select(TopicPartition("t", partition), ClientMetadata(rack, client), view).node_id
 
 chosen = [choose(f"c{client}", partition) for client in range(3) for partition in range(2)]
-again = [choose(f"c{client}", partition) for client in range(3) for partition in range(2)]
+repeated = [choose(f"c{client}", partition) for client in range(3) for partition in range(2)]
 print(json.dumps({
-    "names": selector_names(), "chosen": chosen, "again": again, "far": choose("c", 0, "us/x/1"),
+    "names": selector_names(), "chosen": chosen, "repeated": repeated, "far": choose("c", 0, "us/x/1"),
     "failures": sum(guard.failures.values()),
 }))
 guard.close()
@@ -48,9 +48,9 @@ guard.close()
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the example's package, built from a copy so that nothing is left in the checkout."""
-    folder = tmp_path_factory.mktemp("plugin")
-    source, target = folder / "source", folder / "target"
+    """Return a directory with the example package, built from a copy to keep the checkout clean."""
+    directory = tmp_path_factory.mktemp("plugin")
+    source, target = directory / "source", directory / "target"
     shutil.copytree(EXAMPLE, source, ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     options = ["--disable-pip-version-check", "--no-cache-dir", "--no-compile", "--target", str(target), str(source)]
@@ -68,19 +68,19 @@ def run(target: Path, configs: Mapping[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize("name", ["least-loaded", "kipmesh_least_loaded.LeastLoadedZoneSelector"])
-def test_an_installed_plugin_needs_nothing_but_configuration(installed: Path, name: str) -> None:
-    answer = run(installed, {"replica.selector.class": name, "metadata.max.age.ms": 60_000})
-    assert answer["names"] == ["least-loaded"]
-    assert sorted(answer["chosen"]) == [2, 2, 2, 3, 3, 3]  # evenly; 4 is out of sync
-    assert answer["again"] == answer["chosen"]
-    assert answer["far"] == 1
-    assert answer["failures"] == 0
+def test_installed_selector_plugin_is_loaded_by_name(installed: Path, name: str) -> None:
+    output = run(installed, {"replica.selector.class": name, "metadata.max.age.ms": 60_000})
+    assert output["names"] == ["least-loaded"]
+    assert sorted(output["chosen"]) == [2, 2, 2, 3, 3, 3]  # balanced; replica 4 is out of sync
+    assert output["repeated"] == output["chosen"]
+    assert output["far"] == 1
+    assert output["failures"] == 0
 
 
-def test_another_selector_is_another_line_of_configuration(installed: Path) -> None:
+def test_replica_selector_class_selects_implementation(installed: Path) -> None:
     name = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
-    answer = run(installed, {"replica.selector.class": name})
-    assert set(answer["chosen"]) == {1}  # no replica is in exactly that rack
+    output = run(installed, {"replica.selector.class": name})
+    assert set(output["chosen"]) == {1}  # no replica has exactly this rack
 
 
 @pytest.mark.parametrize(
@@ -96,38 +96,38 @@ def test_another_selector_is_another_line_of_configuration(installed: Path) -> N
         ("kipmesh.core.replica.selection:RackAwareReplicaSelector", RackAwareReplicaSelector),
     ],
 )
-def test_given_selectors(name: str | None, kind: type) -> None:
+def test_built_in_selectors_are_loaded_by_short_and_full_names(name: str | None, kind: type) -> None:
     assert type(load_selector(name, {})) is kind
 
 
-class Wrong:
-    """Has no `close`."""
-
+class WithoutClose:
     def configure(self, configs: Mapping[str, Any]) -> None: ...
 
     def select(self, *arguments: object) -> None: ...
 
 
-class Picky(LeaderSelector):
+class FailingConfigure(LeaderSelector):
     def configure(self, configs: Mapping[str, Any]) -> None:
         raise ValueError("no zone\nis given")
 
 
-class Needy(LeaderSelector):
+class RequiredArgument(LeaderSelector):
     def __init__(self, zone: str) -> None: ...
 
 
 @pytest.fixture
 def plugin() -> Iterator[str]:
     module = types.ModuleType("plugin_of_tests")
-    vars(module).update(Wrong=Wrong, Picky=Picky, Needy=Needy, constant=3)
+    vars(module).update(
+        WithoutClose=WithoutClose, FailingConfigure=FailingConfigure, RequiredArgument=RequiredArgument, constant=3
+    )
     sys.modules[module.__name__] = module
     yield module.__name__
     del sys.modules[module.__name__]
 
 
 @pytest.mark.parametrize(
-    ("name", "why"),
+    ("name", "reason"),
     [
         (
             "nothing-like-that",
@@ -136,14 +136,14 @@ def plugin() -> Iterator[str]:
         ("no_such_module.Selector", "cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'"),
         ("{}.Missing", "cannot be loaded: AttributeError"),
         ("{}.constant", "is not a class"),
-        ("{}.Wrong", "has no method close"),
-        ("{}.Needy", "failed in its constructor: TypeError"),
-        ("{}.Picky", "failed in configure(): ValueError: no zone is given"),
+        ("{}.WithoutClose", "has no method close"),
+        ("{}.RequiredArgument", "failed in its constructor: TypeError"),
+        ("{}.FailingConfigure", "failed in configure(): ValueError: no zone is given"),
     ],
 )
-def test_what_cannot_be_loaded_is_refused_with_one_line(plugin: str, name: str, why: str) -> None:
+def test_invalid_selector_raises_one_line_config_error(plugin: str, name: str, reason: str) -> None:
     with pytest.raises(InvalidConfigError) as raised:
         load_selector(name.format(plugin), {})
-    assert why in str(raised.value)
+    assert reason in str(raised.value)
     assert "'replica.selector.class'" in str(raised.value)
     assert "\n" not in str(raised.value)

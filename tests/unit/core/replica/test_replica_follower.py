@@ -1,4 +1,4 @@
-"""Truncation on divergence: a follower with any history ends as a prefix of the leader's log."""
+"""Truncation on divergence: a follower with any history becomes a prefix of the leader's log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kipmesh.messages import EpochEndOffset
 
 
 class ListLog:
-    """A log as the list of its records' (epoch, who wrote it); the epoch cache is computed anew every time."""
+    """A log as a list of (epoch, writer) per record. Computes the epoch cache on each call."""
 
     def __init__(self, records: list[tuple[int, int]]) -> None:
         self.records = records
@@ -44,7 +44,7 @@ def epochs(draw: st.DrawFn, start: int, writer: int, above: int) -> list[tuple[i
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[ListLog, ListLog]:
-    """A common beginning, then what each wrote on its own; no two leaders share an epoch."""
+    """Draw two logs with a common prefix and separate suffixes. Each epoch has one leader."""
     common = epochs(draw, 0, 0, 0)
     top = common[-1][0] if common else 0
     leader, follower = list(common), list(common)
@@ -55,12 +55,12 @@ def histories(draw: st.DrawFn) -> tuple[ListLog, ListLog]:
     leader.sort(key=lambda r: r[0])
     follower.sort(key=lambda r: r[0])
     newest = max([top, *(e for e, _ in leader + follower)]) + 1
-    leader.append((newest, 1))  # a leader's own epoch is above all others, and it writes in it
+    leader.append((newest, 1))  # The leader has the latest epoch and a record in it.
     return ListLog(leader), ListLog(follower)
 
 
 @given(histories())
-def test_a_diverged_follower_ends_as_a_prefix_of_the_leader(pair: tuple[ListLog, ListLog]) -> None:
+def test_truncation_makes_follower_a_prefix_of_leader(pair: tuple[ListLog, ListLog]) -> None:
     leader, follower = pair
     before, rounds = len(follower.records), 0
     while follower.end:
@@ -69,7 +69,7 @@ def test_a_diverged_follower_ends_as_a_prefix_of_the_leader(pair: tuple[ListLog,
             break
         local = follower.end_offset_for_epoch(at_leader.epoch)
         offset = truncation_offset(at_leader, local, follower.end)
-        assert offset < follower.end, "a truncation that drops nothing never ends"
+        assert offset < follower.end, "each truncation removes records"
         del follower.records[offset:]
         rounds += 1
         assert rounds <= before
@@ -77,7 +77,7 @@ def test_a_diverged_follower_ends_as_a_prefix_of_the_leader(pair: tuple[ListLog,
 
 
 @given(histories())
-def test_what_both_have_from_the_start_is_kept_where_epochs_agree(pair: tuple[ListLog, ListLog]) -> None:
+def test_truncation_keeps_common_prefix(pair: tuple[ListLog, ListLog]) -> None:
     leader, follower = pair
     same = 0
     while same < min(leader.end, follower.end) and leader.records[same] == follower.records[same]:
@@ -92,13 +92,13 @@ def test_what_both_have_from_the_start_is_kept_where_epochs_agree(pair: tuple[Li
     assert follower.end >= same
 
 
-def test_no_common_epoch_trusts_only_the_leader_s_offset() -> None:
+def test_truncation_without_common_epoch_uses_leader_offset() -> None:
     assert truncation_offset(EpochEndOffset(-1, 7), EpochEndOffset(3, 10), 10) == 7
     assert truncation_offset(EpochEndOffset(-1, -1), EpochEndOffset(-1, -1), 10) == 0
     assert truncation_offset(EpochEndOffset(4, 6), EpochEndOffset(-1, -1), 10) == 6
 
 
-def test_a_follower_s_high_watermark_is_bounded_by_its_log_and_never_goes_back() -> None:
+def test_follower_high_watermark_is_monotonic_and_bounded_by_log_end() -> None:
     assert follower_high_watermark(10, 7, 3) == 7
     assert follower_high_watermark(5, 7, 3) == 5
     assert follower_high_watermark(2, 7, 3) == 3

@@ -1,4 +1,4 @@
-"""The rules of isolation, by table; times in ms, the timeout is 1000."""
+"""Isolation of brokers, by table. The timeout is 1000 ms."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from kipmesh.core.replica.serving import isolated_at_ms, refuses_clients
 
 
 @pytest.mark.parametrize(
-    ("answered_ms", "controller_changed_ms", "at_ms"),
+    ("response_ms", "controller_changed_ms", "at_ms"),
     [
         (5000, 0, 6000),
-        (5000, 4000, 6000),  # answered since
-        (5000, 5900, 6900),  # the new one gives everybody a whole session
+        (5000, 4000, 6000),  # response after the controller change
+        (5000, 5900, 6900),  # a new controller grants a full session
     ],
 )
-def test_when_a_broker_is_isolated(answered_ms: int, controller_changed_ms: int, at_ms: int) -> None:
-    assert isolated_at_ms(answered_ms, controller_changed_ms, 1000) == at_ms
+def test_broker_is_isolated_after_session_timeout(response_ms: int, controller_changed_ms: int, at_ms: int) -> None:
+    assert isolated_at_ms(response_ms, controller_changed_ms, 1000) == at_ms
 
 
 @pytest.mark.parametrize(
@@ -25,14 +25,14 @@ def test_when_a_broker_is_isolated(answered_ms: int, controller_changed_ms: int,
         (False, True, [0], False),
         (False, False, [], False),
         (True, False, [], True),
-        (True, True, [], False),  # alone in the ISR: nobody else may lead
+        (True, True, [], False),  # sole ISR member: no other leader possible
         (True, True, [9001], False),
         (True, True, [9000], True),
-        (True, True, [0, 9001], False),  # one is enough: it does not know another leader
+        (True, True, [0, 9001], False),  # one fetching member suffices: it has no other leader
         (True, True, [0, 9000], True),
     ],
 )
-def test_whose_clients_are_sent_away(
+def test_isolated_broker_refuses_clients_if_others_may_lead(
     is_isolated: bool, is_leader: bool, members_last_fetch_ms: list[int], expected: bool
 ) -> None:
     found = refuses_clients(

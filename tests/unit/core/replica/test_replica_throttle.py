@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from kipmesh.core.replica.follower import BURST_MS, Throttle
 
 
-def test_without_a_limit_nobody_waits() -> None:
+def test_throttle_without_limit_never_waits() -> None:
     throttle = Throttle(0)
     throttle.consume(10**12, 5)
     assert throttle.rate is None
@@ -14,7 +14,7 @@ def test_without_a_limit_nobody_waits() -> None:
     assert throttle.wait_ms(5) == 0
 
 
-def test_a_batch_may_take_more_than_there_is_and_is_paid_for() -> None:
+def test_throttle_allows_overdraft_and_waits_for_it() -> None:
     throttle = Throttle(0)
     throttle.set_limit(1000, 0)
     assert throttle.available(0) == 1000
@@ -26,13 +26,13 @@ def test_a_batch_may_take_more_than_there_is_and_is_paid_for() -> None:
     assert throttle.wait_ms(2001) == 0
 
 
-def test_no_more_is_saved_than_a_burst() -> None:
+def test_throttle_accumulates_one_burst_at_most() -> None:
     throttle = Throttle(0)
     throttle.set_limit(1000, 0)
     assert throttle.available(3_600_000) == 1000 * BURST_MS / 1000
 
 
-def test_another_limit_begins_anew_and_the_same_does_not() -> None:
+def test_throttle_restarts_on_changed_limit_only() -> None:
     throttle = Throttle(0)
     throttle.set_limit(1000, 0)
     throttle.consume(5000, 0)
@@ -45,7 +45,7 @@ def test_another_limit_begins_anew_and_the_same_does_not() -> None:
     assert throttle.available(0) == float("inf")
 
 
-def test_a_clock_that_stands_still_or_goes_back_gives_nothing() -> None:
+def test_throttle_ignores_clock_that_does_not_advance() -> None:
     throttle = Throttle(1000)
     throttle.set_limit(1000, 1000)
     throttle.consume(1500, 1000)
@@ -54,8 +54,8 @@ def test_a_clock_that_stands_still_or_goes_back_gives_nothing() -> None:
 
 
 @given(st.integers(1, 10**6), st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 10**6)), max_size=50))
-def test_over_any_time_the_rate_holds(rate: int, steps: list[tuple[int, int]]) -> None:
-    """Whoever waits as told gets the rate, a burst, and the last batch, and never less than the rate."""
+def test_throttle_enforces_rate_over_any_interval(rate: int, steps: list[tuple[int, int]]) -> None:
+    """A caller that waits for `wait_ms` gets at least the rate, and at most a burst and the last batch more."""
     throttle = Throttle(0)
     throttle.set_limit(rate, 0)
     now_ms = taken = last = 0

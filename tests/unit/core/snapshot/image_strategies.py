@@ -1,4 +1,4 @@
-"""Random images, made by records as a log has them, and how two images are compared."""
+"""Strategies for metadata images, built from records, and comparison of images."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def partition_records(draw: st.DrawFn, topic_id: bytes | None = None) -> r.Parti
 
 @st.composite
 def records(draw: st.DrawFn, image: MetadataImage) -> r.Record:
-    """A record that the image can apply."""
+    """Draw a record that the image can apply."""
     kinds = ["broker", "feature", "producer ids", "config", "credential"]
     kinds += ["no credential"] * bool(image.credentials)
     free = [name for name in NAMES if name not in image.topic_names]
@@ -88,7 +88,7 @@ def records(draw: st.DrawFn, image: MetadataImage) -> r.Record:
             draw(st.sampled_from([2, 4])), draw(st.sampled_from(NAMES)), draw(st.sampled_from("xy")), value
         )
     if kind == "topic":
-        topic_id = next(each for each in IDS if each not in image.topics)
+        topic_id = next(id_ for id_ in IDS if id_ not in image.topics)
         return r.TopicRecord(draw(st.sampled_from(free)), topic_id)
     if kind == "change":
         topic_id, partition = draw(
@@ -104,9 +104,9 @@ def records(draw: st.DrawFn, image: MetadataImage) -> r.Record:
     return draw(partition_records(topic_id))
 
 
-def apply(image: MetadataImage, each: r.Record, delta: MetadataDelta | None = None) -> None:
+def apply(image: MetadataImage, record: r.Record, delta: MetadataDelta | None = None) -> None:
     image.offset += 1
-    image.apply(each, MetadataDelta() if delta is None else delta)
+    image.apply(record, MetadataDelta() if delta is None else delta)
 
 
 @st.composite
@@ -119,22 +119,26 @@ def images(draw: st.DrawFn, length: int = 25) -> MetadataImage:
 
 
 def restored(offset: int, epoch: int, all_records: Sequence[r.Record]) -> MetadataImage:
-    """What the records of a snapshot make."""
+    """Build an image from snapshot records."""
     image = MetadataImage(offset, epoch)
-    for each in all_records:
-        image.apply(each, MetadataDelta())
+    for record in all_records:
+        image.apply(record, MetadataDelta())
     return image
 
 
-def assert_same(one: MetadataImage, other: MetadataImage) -> None:
-    """Equal in everything but when a leader became unproven, which a snapshot puts later."""
+def assert_same(original: MetadataImage, loaded: MetadataImage) -> None:
+    """Compare all but the offsets since which leaders are unproven: a snapshot may raise them."""
     for name in MetadataImage.__slots__:
         if name == "_indexes":
-            ours, theirs = one._indexes, other._indexes
-            assert (ours.of_broker, ours.leaderless, ours.count) == (theirs.of_broker, theirs.leaderless, theirs.count)
-            assert ours.imbalanced == theirs.imbalanced
-            for leader in {*ours.unproven, *theirs.unproven}:
-                assert one.unproven(leader).keys() == other.unproven(leader).keys()
-                assert all(other.unproven(leader)[key] >= at for key, at in one.unproven(leader).items())
+            before, after = original._indexes, loaded._indexes
+            assert (before.of_broker, before.leaderless, before.count) == (
+                after.of_broker,
+                after.leaderless,
+                after.count,
+            )
+            assert before.imbalanced == after.imbalanced
+            for leader in {*before.unproven, *after.unproven}:
+                assert original.unproven(leader).keys() == loaded.unproven(leader).keys()
+                assert all(loaded.unproven(leader)[key] >= at for key, at in original.unproven(leader).items())
         elif name != "_generation":
-            assert getattr(one, name) == getattr(other, name), name
+            assert getattr(original, name) == getattr(loaded, name), name

@@ -1,4 +1,4 @@
-"""`kipmesh snapshot dump` and what `kipmesh log dump` says of a metadata log."""
+"""`kipmesh snapshot dump`, and `kipmesh log dump` of a metadata log."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def snapshot(tmp_path: Path) -> Path:
 
 
 def dump(*arguments: str | Path) -> tuple[int, list[dict[str, Any]], Exception | None]:
-    done = CliRunner().invoke(app, [str(each) for each in (*arguments, "--json")])
+    done = CliRunner().invoke(app, [str(argument) for argument in (*arguments, "--json")])
     error = done.exception if isinstance(done.exception, Exception) else None
     return done.exit_code, [json.loads(line) for line in done.stdout.splitlines()], error
 
 
-def test_records_are_decoded(snapshot: Path) -> None:
+def test_snapshot_dump_decodes_records(snapshot: Path) -> None:
     code, lines, _ = dump("snapshot", "dump", snapshot)
     assert code == 0
     header, control, batch, topic, noop, footer, end = lines
@@ -51,13 +51,13 @@ def test_records_are_decoded(snapshot: Path) -> None:
     assert (code, lines) == (0, [header, batch, footer])
 
 
-def test_log_dump_reads_snapshots_too(snapshot: Path) -> None:
+def test_log_dump_reads_snapshots(snapshot: Path) -> None:
     code, lines, _ = dump("log", "dump", snapshot)
     assert code == 0
     assert lines == dump("snapshot", "dump", snapshot)[1]
 
 
-def test_what_is_wrong_is_said(snapshot: Path) -> None:
+def test_snapshot_dump_reports_damaged_files(snapshot: Path) -> None:
     whole = snapshot.read_bytes()
     footer = [position for position, _ in record_batch.iterate(whole)][-1]
     snapshot.write_bytes(whole[:footer])
@@ -74,9 +74,9 @@ def test_what_is_wrong_is_said(snapshot: Path) -> None:
     assert isinstance(dump("snapshot", "dump", snapshot.with_name("none"))[2], CommandError)
 
 
-def test_a_metadata_log_is_decoded(tmp_path: Path) -> None:
-    folder = tmp_path / "__cluster_metadata-0"
-    folder.mkdir()
+def test_log_dump_decodes_metadata_log(tmp_path: Path) -> None:
+    directory = tmp_path / "__cluster_metadata-0"
+    directory.mkdir()
     change = record_batch.build(
         [
             encode_leader_change(LeaderChange(1002, (1001, 1002, 1003), (1001, 1002))),
@@ -92,7 +92,7 @@ def test_a_metadata_log_is_decoded(tmp_path: Path) -> None:
     batch = record_batch.build(
         [(None, r.encode_record(r.NoOpRecord())), (None, b"\1\x7f\0")], base_offset=4, leader_epoch=1, timestamp_ms=1
     )
-    file = folder / "00000000000000000000.log"
+    file = directory / "00000000000000000000.log"
     file.write_bytes(change + batch)
     code, lines, _ = dump("log", "dump", file)
     assert code == 0

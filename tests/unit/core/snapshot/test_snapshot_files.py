@@ -1,4 +1,4 @@
-"""Snapshot files: what is written is read, bad bytes are found, no fault or crash leaves half a snapshot."""
+"""Snapshot files: round trip, detection of damage, and no partial snapshot after faults or crashes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kipmesh.storage.quorum.snapshots import SnapshotStore
 from simulation.faulty_fs import FaultyFileSystem
 from tests.unit.core.snapshot.image_strategies import assert_same, images
 
-FOLDER = "data/__cluster_metadata-0"
+DIRECTORY = "data/__cluster_metadata-0"
 OLD, NEW = SnapshotId(100, 3), SnapshotId(200, 4)
 NOW = 1_700_000_000_000
 VALUES = [b"value %d" % number for number in range(25)]
@@ -33,10 +33,10 @@ VALUES = [b"value %d" % number for number in range(25)]
 
 def new_store(fs: FaultyFileSystem | None = None) -> tuple[FaultyFileSystem, SnapshotStore]:
     fs = fs or FaultyFileSystem()
-    fs.make_dirs(FOLDER)
+    fs.make_dirs(DIRECTORY)
     fs.sync_dir("data")
     fs.sync_dir("")
-    return fs, SnapshotStore(fs, FOLDER)
+    return fs, SnapshotStore(fs, DIRECTORY)
 
 
 def make(store: SnapshotStore, snapshot_id: SnapshotId = OLD, values: list[bytes] = VALUES, **options: str) -> int:
@@ -54,16 +54,16 @@ def read(store: SnapshotStore, snapshot_id: SnapshotId) -> list[bytes]:
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "zstd"])
-def test_what_is_written_is_read(compression: str) -> None:
+def test_written_snapshot_is_read_back(compression: str) -> None:
     fs, store = new_store()
     values = VALUES * 20
     size = make(store, values=values, compression=compression)
-    assert fs.list_dir(FOLDER).keys() == {"00000000000000000100-0000000003.checkpoint"}
+    assert fs.list_dir(DIRECTORY).keys() == {"00000000000000000100-0000000003.checkpoint"}
     assert read(store, OLD) == values
     assert store.validate(OLD) == (SnapshotHeader(0, NOW - 5), len(values), size)
     assert store.header(OLD).last_contained_log_timestamp == NOW - 5
     assert store.size(OLD) == size
-    data = read_file(fs, f"{FOLDER}/00000000000000000100-0000000003.checkpoint")
+    data = read_file(fs, f"{DIRECTORY}/00000000000000000100-0000000003.checkpoint")
     assert store.read(OLD, 7, 50) == data[7:57]
     batches = [header for _, header in record_batch.iterate(data)]
     assert [batch.base_offset for batch in batches[1:]] == [batch.next_offset for batch in batches[:-1]]
@@ -73,7 +73,7 @@ def test_what_is_written_is_read(compression: str) -> None:
 
 @given(images())
 @settings(max_examples=30, deadline=None)
-def test_an_image_through_a_file(image: MetadataImage) -> None:
+def test_image_survives_snapshot_file(image: MetadataImage) -> None:
     _, store = new_store()
     snapshot_id = SnapshotId(image.offset + 1, image.epoch)
     image.timestamp_ms = 77
@@ -85,12 +85,12 @@ def test_an_image_through_a_file(image: MetadataImage) -> None:
     assert_same(image, loader.image)
 
 
-def test_an_image_of_large_batches_is_loaded_in_slices() -> None:
+def test_image_of_large_batches_is_loaded_in_steps() -> None:
     _, store = new_store()
     noop = r.encode_record(r.NoOpRecord())
-    make_whole = store.create(OLD, last_contained_log_timestamp=5, now_ms=NOW)
-    make_whole.append([noop] * 2500)
-    make_whole.freeze()
+    writer = store.create(OLD, last_contained_log_timestamp=5, now_ms=NOW)
+    writer.append([noop] * 2500)
+    writer.freeze()
     loader = ImageLoader(store.open(OLD), OLD)
     assert list(loader.steps()) == [1000, 2000, 2500]
     assert (loader.image.offset, loader.image.epoch, loader.image.timestamp_ms) == (99, 3, 5)
@@ -100,7 +100,7 @@ def test_an_image_of_large_batches_is_loaded_in_slices() -> None:
         list(loader.steps())
 
 
-def test_slices_are_bounded() -> None:
+def test_snapshot_batches_are_bounded() -> None:
     _, store = new_store()
     writer = store.create(OLD, last_contained_log_timestamp=0, now_ms=NOW)
     assert list(writer.write(b"x" * 10 for _ in range(2500))) == [1000, 2000, 2500]
@@ -109,7 +109,7 @@ def test_slices_are_bounded() -> None:
     assert store.validate(OLD).records == 2503
 
 
-def test_batches_larger_than_a_read() -> None:
+def test_reader_handles_batches_larger_than_read_size() -> None:
     _, store = new_store()
     make(store, values=[b"x" * 3_000_000, b"y" * 10, b"z" * 2_000_000])
     assert [len(value) for value in read(store, OLD)] == [3_000_000, 10, 2_000_000]
@@ -117,7 +117,7 @@ def test_batches_larger_than_a_read() -> None:
 
 def file_of(*batches: bytes) -> tuple[FaultyFileSystem, SnapshotStore]:
     fs, store = new_store()
-    write_file(fs, f"{FOLDER}/00000000000000000100-0000000003.checkpoint", b"".join(batches), sync=True)
+    write_file(fs, f"{DIRECTORY}/00000000000000000100-0000000003.checkpoint", b"".join(batches), sync=True)
     return fs, store
 
 
@@ -133,7 +133,7 @@ HEAD, FOOT = control_batch(SnapshotHeader(0, 1), 0, 3, NOW), control_batch(Snaps
 KRAFT_VERSION = (b"\0\0\0\5", b"\0\0\0\1\0")
 
 
-def test_further_control_records_are_accepted() -> None:
+def test_snapshot_with_additional_control_records_is_accepted() -> None:
     many = control(encode_control(SnapshotHeader(0, 1)), KRAFT_VERSION, (b"\0\0\0\6", b"whatever"))
     _, store = file_of(many, data(b"a"), control(KRAFT_VERSION), data(b"b"), FOOT)
     assert read(store, OLD) == [b"a", b"b"]
@@ -142,7 +142,7 @@ def test_further_control_records_are_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batches", "complaint"),
+    ("batches", "problem"),
     [
         ((), "does not end with a footer"),
         ((HEAD, data(b"a")), "does not end with a footer"),
@@ -161,22 +161,22 @@ def test_further_control_records_are_accepted() -> None:
         ((HEAD, b"\0" * 100, FOOT), "batch format"),
     ],
 )
-def test_files_that_are_not_whole_snapshots(batches: tuple[bytes, ...], complaint: str) -> None:
+def test_incomplete_snapshot_files_are_corrupt(batches: tuple[bytes, ...], problem: str) -> None:
     _, store = file_of(*batches)
-    with pytest.raises(CorruptRecordError, match=complaint) as caught:
+    with pytest.raises(CorruptRecordError, match=problem) as caught:
         store.validate(OLD)
     assert "00000000000000000100-0000000003.checkpoint" in str(caught.value)
 
 
 @given(st.data())
 @settings(max_examples=150, deadline=None)
-def test_any_flipped_bit_or_cut_is_found(choice: st.DataObject) -> None:
+def test_flipped_bit_or_truncation_is_detected(choice: st.DataObject) -> None:
     fs, store = new_store()
     make(store)
-    path = f"{FOLDER}/00000000000000000100-0000000003.checkpoint"
+    path = f"{DIRECTORY}/00000000000000000100-0000000003.checkpoint"
     whole = bytearray(read_file(fs, path))
     at = choice.draw(st.integers(0, len(whole) - 1))
-    # Base offset and leader epoch are outside of the CRC, and say nothing in a snapshot.
+    # Base offset and leader epoch are outside of the CRC and unused in a snapshot.
     outside = {position + byte for position, _ in record_batch.iterate(whole) for byte in (*range(8), 12, 13, 14, 15)}
     if choice.draw(st.booleans()):
         whole[at] ^= 1 << choice.draw(st.integers(0, 7))
@@ -197,7 +197,7 @@ FAULTS = [("write", errno.ENOSPC), ("sync", errno.EIO), ("sync_dir", errno.EIO),
 
 @pytest.mark.parametrize(("operation", "error"), FAULTS)
 @pytest.mark.parametrize("skip", range(5))
-def test_a_fault_leaves_the_old_and_no_part(operation: str, error: int, skip: int) -> None:
+def test_storage_fault_keeps_old_snapshot_and_no_partial_file(operation: str, error: int, skip: int) -> None:
     fs, store = new_store()
     make(store, OLD)
     fs.fail(operation, error, skip=skip, torn_bytes=0)
@@ -205,7 +205,7 @@ def test_a_fault_leaves_the_old_and_no_part(operation: str, error: int, skip: in
         make(store, NEW)
     except StorageError:
         assert store.snapshot_ids() == [OLD]
-        assert len(fs.list_dir(FOLDER)) == 1
+        assert len(fs.list_dir(DIRECTORY)) == 1
     else:
         assert store.snapshot_ids() == [OLD, NEW]
     fs.faults.clear()
@@ -215,7 +215,7 @@ def test_a_fault_leaves_the_old_and_no_part(operation: str, error: int, skip: in
     assert fs.open_files == 0
 
 
-def test_a_full_disk_tears_the_write_and_leaves_nothing() -> None:
+def test_full_disk_leaves_no_partial_snapshot() -> None:
     fs, store = new_store(FaultyFileSystem(capacity_bytes=1000))
     make(store, OLD, VALUES[:5])
     with pytest.raises(StorageError, match="No space left"):
@@ -228,7 +228,7 @@ STEPS = ("open", "truncate", "write", "sync", "rename", "sync_dir")
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_crash_at_any_step_leaves_the_old_or_the_new(seed: int) -> None:
+def test_crash_while_writing_leaves_old_or_new_snapshot(seed: int) -> None:
     rng = Random(seed)
     fs, store = new_store()
     make(store, OLD)
@@ -243,17 +243,17 @@ def test_a_crash_at_any_step_leaves_the_old_or_the_new(seed: int) -> None:
     except StorageError:
         is_done = False
     fs.crash(rng if seed % 3 else None)
-    store = SnapshotStore(fs, FOLDER)
+    store = SnapshotStore(fs, DIRECTORY)
     store.clean()
-    assert all(not name.endswith(".part") for name in fs.list_dir(FOLDER))
+    assert all(not name.endswith(".part") for name in fs.list_dir(DIRECTORY))
     found = store.snapshot_ids()
     assert found[0] == OLD
     assert not is_done or found == [OLD, NEW]
-    for each in found:
-        assert read(store, each) == VALUES
+    for snapshot_id in found:
+        assert read(store, snapshot_id) == VALUES
 
 
-def test_received_in_pieces_and_resumed() -> None:
+def test_snapshot_is_received_in_parts_and_resumed() -> None:
     fs, store = new_store()
     make(store, NEW)
     whole = store.read(NEW, 0, 1 << 20) or b""
@@ -273,34 +273,34 @@ def test_received_in_pieces_and_resumed() -> None:
     assert other_fs.open_files == fs.open_files == 0
 
 
-def test_received_and_corrupt_is_gone() -> None:
+def test_corrupt_received_snapshot_is_deleted() -> None:
     fs, store = new_store()
     receiving = store.receive(NEW)
     receiving.write(0, HEAD)
     with pytest.raises(CorruptRecordError, match="footer"):
         receiving.complete()
     receiving.discard()
-    assert fs.list_dir(FOLDER) == {}
+    assert fs.list_dir(DIRECTORY) == {}
     receiving = store.receive(NEW)
     receiving.write(0, HEAD + FOOT)
     fs.fail("read")
     with pytest.raises(StorageError):
         receiving.complete()
-    assert fs.list_dir(FOLDER) == {}
+    assert fs.list_dir(DIRECTORY) == {}
 
 
-def test_deleting_cleaning_and_the_other_name() -> None:
+def test_store_deletes_cleans_and_reads_long_file_names() -> None:
     fs, store = new_store()
     make(store, OLD)
     make(store, NEW)
-    long = f"{FOLDER}/{200:020d}-{4:020d}.checkpoint"
-    fs.rename(f"{FOLDER}/00000000000000000200-0000000004.checkpoint", long)
+    long = f"{DIRECTORY}/{200:020d}-{4:020d}.checkpoint"
+    fs.rename(f"{DIRECTORY}/00000000000000000200-0000000004.checkpoint", long)
     for name in (
         "00000000000000000300-0000000004.checkpoint.part",
         "00000000000000000050-0000000001.checkpoint.deleted",
     ):
-        write_file(fs, f"{FOLDER}/{name}", b"x", sync=False)
-    write_file(fs, f"{FOLDER}/leader-epoch-checkpoint", b"0\n0\n", sync=False)
+        write_file(fs, f"{DIRECTORY}/{name}", b"x", sync=False)
+    write_file(fs, f"{DIRECTORY}/leader-epoch-checkpoint", b"0\n0\n", sync=False)
     assert len(store.clean()) == 2
     assert store.snapshot_ids() == [OLD, NEW]
     assert read(store, NEW) == VALUES
@@ -314,11 +314,11 @@ def test_deleting_cleaning_and_the_other_name() -> None:
     make(store, NEW, VALUES[:3])
     assert store.validate(NEW).records == 3
     store.delete([NEW])
-    assert fs.list_dir(FOLDER).keys() == {"leader-epoch-checkpoint"}
+    assert fs.list_dir(DIRECTORY).keys() == {"leader-epoch-checkpoint"}
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_crash_while_deleting_leaves_a_whole_one_or_none(seed: int) -> None:
+def test_crash_while_deleting_leaves_complete_snapshots(seed: int) -> None:
     rng = Random(seed)
     fs, store = new_store()
     make(store, OLD)
@@ -327,23 +327,23 @@ def test_a_crash_while_deleting_leaves_a_whole_one_or_none(seed: int) -> None:
     with contextlib.suppress(StorageError):
         store.delete([OLD])
     fs.crash(rng if seed % 2 else None)
-    store = SnapshotStore(fs, FOLDER)
+    store = SnapshotStore(fs, DIRECTORY)
     store.clean()
     found = store.snapshot_ids()
     assert found[-1] == NEW
-    assert len(fs.list_dir(FOLDER)) == len(found)
-    for each in found:
-        assert read(store, each) == VALUES
+    assert len(fs.list_dir(DIRECTORY)) == len(found)
+    for snapshot_id in found:
+        assert read(store, snapshot_id) == VALUES
 
 
 def corrupt(fs: FaultyFileSystem, name: str) -> None:
-    path = f"{FOLDER}/{name}.checkpoint"
+    path = f"{DIRECTORY}/{name}.checkpoint"
     changed = bytearray(read_file(fs, path))
     changed[100] ^= 1
     write_file(fs, path, bytes(changed), sync=True)
 
 
-def test_recovery_takes_the_newest_valid_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_recovery_uses_newest_valid_snapshot(caplog: pytest.LogCaptureFixture) -> None:
     fs, store = new_store()
     assert store.recover(LogExtent(0, 300, 4), is_voter=True) == (StartFromLog(), None)
     make(store, OLD)
@@ -355,7 +355,7 @@ def test_recovery_takes_the_newest_valid_one(caplog: pytest.LogCaptureFixture) -
     corrupt(fs, "00000000000000000200-0000000004")
     start, _ = store.recover(LogExtent(50, 300, 4), is_voter=True)
     assert start == StartFromSnapshot(OLD, replaces_log=False)
-    assert "00000000000000000200-0000000004.checkpoint.corrupt" in fs.list_dir(FOLDER)
+    assert "00000000000000000200-0000000004.checkpoint.corrupt" in fs.list_dir(DIRECTORY)
     assert "error=snapshot 00000000000000000200-0000000004.checkpoint: wrong CRC" in caplog.text
     corrupt(fs, "00000000000000000100-0000000003")
     start, summary = store.recover(LogExtent(50, 300, 4), is_voter=True)
@@ -363,7 +363,7 @@ def test_recovery_takes_the_newest_valid_one(caplog: pytest.LogCaptureFixture) -
     assert summary is None
 
 
-def test_a_disk_that_cannot_be_read_is_no_corrupt_snapshot() -> None:
+def test_read_error_does_not_mark_snapshot_corrupt() -> None:
     fs, store = new_store()
     make(store, OLD)
     for operation in ("read", "open", "list"):
@@ -376,7 +376,7 @@ def test_a_disk_that_cannot_be_read_is_no_corrupt_snapshot() -> None:
     assert store.snapshot_ids() == [OLD]
 
 
-def test_on_a_real_disk(tmp_path: Path) -> None:
+def test_snapshot_store_works_on_real_file_system(tmp_path: Path) -> None:
     store = SnapshotStore(RealFileSystem(), str(tmp_path))
     size = make(store)
     assert read(store, OLD) == VALUES

@@ -1,4 +1,4 @@
-"""From image to records and back; captures that do not move; the quick partition codec beside the tables."""
+"""Images to records and back, isolated captures, and the fast partition codec."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def record_of(fields: tuple[Any, ...]) -> r.PartitionRecord:
 
 @given(images())
 @settings(max_examples=200, deadline=None)
-def test_records_of_an_image_make_an_equal_one(image: MetadataImage) -> None:
+def test_records_of_image_restore_equal_image(image: MetadataImage) -> None:
     captured = image.capture()
-    made = list(image_records(captured))
-    assert_same(image, restored(image.offset, image.epoch, made))
+    written = list(image_records(captured))
+    assert_same(image, restored(image.offset, image.epoch, written))
     values = list(image_values(captured))
-    assert values == [r.encode_record(each) for each in made]
+    assert values == [r.encode_record(record) for record in written]
     assert_same(image, restored(image.offset, image.epoch, [r.decode_record(value) for value in values]))
 
 
 @given(images(), st.data())
 @settings(max_examples=100, deadline=None)
-def test_a_capture_stays_while_the_image_goes_on(image: MetadataImage, data: st.DataObject) -> None:
+def test_capture_is_isolated_from_image_changes(image: MetadataImage, data: st.DataObject) -> None:
     first = image.capture()
     before = list(image_records(first))
     reading = image_values(first)
@@ -57,20 +57,20 @@ def test_a_capture_stays_while_the_image_goes_on(image: MetadataImage, data: st.
         if number == 2:
             second = (image.capture(), list(image_records(image.capture())))
     assert list(image_records(first)) == before
-    assert read + list(reading) == [r.encode_record(each) for each in before]
+    assert read + list(reading) == [r.encode_record(record) for record in before]
     if second is not None:
         assert list(image_records(second[0])) == second[1]
     assert_same(image, restored(image.offset, image.epoch, list(image_records(image.capture()))))
 
 
-def test_the_metadata_version_comes_first() -> None:
+def test_metadata_version_is_first_snapshot_record() -> None:
     image = MetadataImage()
-    for each in (r.FeatureLevelRecord("x", 1), r.FeatureLevelRecord(r.METADATA_VERSION, 25)):
-        apply(image, each)
-    assert [each.name for each in image_records(image.capture())] == [r.METADATA_VERSION, "x"]
+    for record in (r.FeatureLevelRecord("x", 1), r.FeatureLevelRecord(r.METADATA_VERSION, 25)):
+        apply(image, record)
+    assert [record.name for record in image_records(image.capture())] == [r.METADATA_VERSION, "x"]
 
 
-def test_a_topic_is_copied_once_a_capture() -> None:
+def test_topic_is_copied_once_per_capture() -> None:
     image = MetadataImage()
     apply(image, r.TopicRecord("t", TOPIC))
     apply(image, r.PartitionRecord(0, TOPIC, (1,), (1,), leader=1, leader_epoch=0, partition_epoch=0))
@@ -86,7 +86,7 @@ def test_a_topic_is_copied_once_a_capture() -> None:
 
 
 @pytest.mark.parametrize("by_replay", [False, True])
-def test_an_image_that_failed_is_not_captured(by_replay: bool) -> None:
+def test_failed_image_cannot_be_captured(by_replay: bool) -> None:
     image = MetadataImage()
     with pytest.raises(CorruptRecordError):
         image.replay(b"x" * 80, MetadataDelta()) if by_replay else apply(image, r.RemoveTopicRecord(TOPIC))
@@ -95,10 +95,10 @@ def test_an_image_that_failed_is_not_captured(by_replay: bool) -> None:
         image.capture()
 
 
-def test_what_is_outdated() -> None:
-    """630-04: each once, new ones not, added-then-changed and added-then-deleted ones."""
+def test_delta_tracks_outdated_records() -> None:
+    """630-04: counts each outdated record once, but no new records."""
     image, delta = MetadataImage(), MetadataDelta()
-    for each in (
+    for record in (
         r.FeatureLevelRecord("x", 1),
         r.ProducerIdsRecord(1, 1, 5),
         r.RegisterBrokerRecord(1, broker_epoch=2),
@@ -114,7 +114,7 @@ def test_what_is_outdated() -> None:
         r.UserScramCredentialRecord("alice", 2, b"s", b"k", b"v", 4096),
         r.UserScramCredentialRecord("bob", 1, b"s", b"k", b"v", 4096),
     ):
-        apply(image, each, delta)
+        apply(image, record, delta)
     assert delta.outdated == set()
     for _ in range(2):
         apply(image, r.PartitionChangeRecord(0, OTHER, leader=1), delta)
@@ -134,7 +134,7 @@ def test_what_is_outdated() -> None:
     assert len(delta.outdated) == 11
 
 
-def test_a_capture_knows_its_snapshot() -> None:
+def test_capture_has_snapshot_id_and_timestamp() -> None:
     image = MetadataImage()
     batch = record_batch.build(
         [(None, r.encode_record(r.NoOpRecord()))] * 3, base_offset=0, leader_epoch=4, timestamp_ms=77
@@ -147,7 +147,7 @@ def test_a_capture_knows_its_snapshot() -> None:
 
 @given(images(), st.data())
 @settings(max_examples=100, deadline=None)
-def test_a_difference_is_what_changed(image: MetadataImage, data: st.DataObject) -> None:
+def test_image_difference_contains_changes_only(image: MetadataImage, data: st.DataObject) -> None:
     before = restored(image.offset, image.epoch, list(image_records(image.capture())))
     assert not difference(before, image)
     applied = MetadataDelta()
@@ -172,7 +172,7 @@ def test_a_difference_is_what_changed(image: MetadataImage, data: st.DataObject)
 
 @given(partition_records())
 @settings(deadline=None)
-def test_partition_codec_agrees_with_the_tables(record: r.PartitionRecord) -> None:
+def test_partition_codec_matches_generic_codec(record: r.PartitionRecord) -> None:
     slow = r.encode_record(record)
     fields = decode_partition(slow)
     if fields is not None:
@@ -190,7 +190,7 @@ def test_partition_codec_agrees_with_the_tables(record: r.PartitionRecord) -> No
     assert (fields is None) == (plain != record)
 
 
-def test_partition_codec_leaves_the_unusual_to_the_tables() -> None:
+def test_partition_codec_declines_unusual_records() -> None:
     long = tuple(range(130))
     record = r.PartitionRecord(1, TOPIC, long, long, (), (), 1, 0, 1, 1, (bytes(16),) * 130)
     assert encode_partition(TOPIC, 1, long, long, (1, 1, 1), ()) is None
@@ -214,7 +214,7 @@ def test_partition_codec_never_raises(tail: bytes) -> None:
 
 @given(partition_records(), st.data())
 @settings(deadline=None)
-def test_a_cut_or_changed_record_is_what_the_tables_say(record: r.PartitionRecord, data: st.DataObject) -> None:
+def test_partition_codec_decodes_only_canonical_bytes(record: r.PartitionRecord, data: st.DataObject) -> None:
     encoded = bytearray(r.encode_record(record))
     encoded[data.draw(st.integers(0, len(encoded) - 1))] = data.draw(st.integers(0, 255))
     changed = bytes(encoded[: data.draw(st.integers(1, len(encoded)))])

@@ -1,4 +1,4 @@
-"""The pure rules: names, when to make one, where the log starts, who is sent one, what to start from."""
+"""Snapshot rules: file names, schedule, log start, FetchSnapshot decisions and recovery."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from kipmesh.core.snapshot.retention import (
     StartRefused,
     candidates,
     follower_log_start,
-    needs_snapshot,
     leader_log_start,
+    needs_snapshot,
     obsolete,
     start,
 )
@@ -36,7 +36,7 @@ HOUR_MS = 3_600_000
 
 
 @given(OFFSETS, EPOCHS, st.sampled_from(FileKind))
-def test_names_are_kafkas_and_both_widths_are_read(end_offset: int, epoch: int, kind: FileKind) -> None:
+def test_snapshot_file_names_match_kafka_in_both_widths(end_offset: int, epoch: int, kind: FileKind) -> None:
     snapshot_id = SnapshotId(end_offset, epoch)
     name = file_name(snapshot_id, kind)
     assert name == f"{end_offset:020d}-{epoch:010d}.checkpoint{kind.value}"
@@ -60,17 +60,17 @@ def test_names_are_kafkas_and_both_widths_are_read(end_offset: int, epoch: int, 
         "٠0000000000000000100-0000000003.checkpoint",
     ],
 )
-def test_other_names_are_not_snapshots(name: str) -> None:
+def test_other_file_names_are_not_snapshots(name: str) -> None:
     assert parse_file_name(name) is None
 
 
 @pytest.mark.parametrize("snapshot_id", [(-1, 0), (0, -1), (1 << 63, 0), (0, 1 << 31)])
-def test_impossible_ids_have_no_name(snapshot_id: tuple[int, int]) -> None:
+def test_invalid_snapshot_ids_are_refused(snapshot_id: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="invalid snapshot id"):
         file_name(SnapshotId(*snapshot_id))
 
 
-def test_newer_is_by_epoch_then_offset() -> None:
+def test_snapshots_are_ordered_by_epoch_then_offset() -> None:
     assert max([SnapshotId(9, 1), SnapshotId(5, 2), SnapshotId(6, 2)], key=age_order) == SnapshotId(6, 2)
 
 
@@ -86,7 +86,7 @@ def test_newer_is_by_epoch_then_offset() -> None:
         ((0, -1), None, (0, -1)),
     ],
 )
-def test_a_replica_stands_for_the_later_of_log_and_snapshot(
+def test_latest_end_is_later_of_log_and_snapshot(
     log: tuple[int, int], snapshot: tuple[int, int] | None, latest: tuple[int, int]
 ) -> None:  # 630-13
     assert latest_end(*log, None if snapshot is None else SnapshotId(*snapshot)) == SnapshotId(*latest)
@@ -101,7 +101,7 @@ def partitions(*numbers: int) -> set[tuple[bytes | str | int, ...]]:
     return {(b"t" * 16, number) for number in numbers}
 
 
-def test_the_first_snapshot_needs_bytes_only() -> None:
+def test_first_snapshot_is_due_by_bytes_only() -> None:
     schedule = SnapshotSchedule(LIMITS, 0)
     assert schedule.due(10 * HOUR_MS) is None
     schedule.applied((), 999)
@@ -110,7 +110,7 @@ def test_the_first_snapshot_needs_bytes_only() -> None:
     assert schedule.due(1) is SnapshotReason.CHANGES
 
 
-def test_later_ones_need_both() -> None:
+def test_later_snapshots_need_bytes_and_changed_records() -> None:
     schedule = SnapshotSchedule(LIMITS, 0)
     schedule.loaded(10, 0)
     schedule.applied(partitions(1, 2, 3, 4), 5000)
@@ -126,7 +126,7 @@ def test_later_ones_need_both() -> None:
     assert schedule.due(1) is None
 
 
-def test_the_interval_alone_suffices_once_anything_was_appended() -> None:
+def test_interval_makes_snapshot_due_after_any_append() -> None:
     schedule = SnapshotSchedule(LIMITS, 0)
     schedule.loaded(10, 500)
     assert schedule.due(HOUR_MS + 500) is None
@@ -138,7 +138,7 @@ def test_the_interval_alone_suffices_once_anything_was_appended() -> None:
     assert never.due(100 * HOUR_MS) is None
 
 
-def test_what_changes_while_one_is_made_counts_for_the_next() -> None:
+def test_changes_during_snapshot_count_for_next_snapshot() -> None:
     schedule = SnapshotSchedule(LIMITS, 0)
     schedule.applied((), 1000)
     schedule.begin()
@@ -152,7 +152,7 @@ def test_what_changes_while_one_is_made_counts_for_the_next() -> None:
     assert schedule.due(8) is SnapshotReason.CHANGES
 
 
-def test_a_failure_counts_everything_again_and_waits() -> None:
+def test_failed_snapshot_restores_counters_and_backs_off() -> None:
     schedule = SnapshotSchedule(LIMITS, 0)
     schedule.loaded(4, 0)
     schedule.applied(partitions(1), 800)
@@ -166,7 +166,7 @@ def test_a_failure_counts_everything_again_and_waits() -> None:
     schedule.loaded(4, 2000)
     assert schedule.due(2000 + HOUR_MS) is None
     schedule.applied(partitions(*range(4)), 5000)
-    schedule.completed(1000, 3000)  # the one that was begun before
+    schedule.completed(1000, 3000)  # completion of the snapshot before the load
     schedule.failed(10 * HOUR_MS)
     assert schedule.due(3000) is SnapshotReason.CHANGES
 
@@ -201,18 +201,18 @@ def observer(end: int, age_ms: int = 0) -> ReplicaEnd:
         (0, 0, [kept(100), kept(200)], [voter(-1)], 0),
         (0, 0, [kept(100, age_ms=7 * DAY_MS), kept(200)], [voter(50)], 100),
         (0, 0, [kept(100, age_ms=7 * DAY_MS - 1)], [voter(50)], 0),
-        # Beyond the bytes: as far as it takes, and no further.
+        # Above the size limit: advance as little as needed.
         (0, 200 * MIB, [kept(100, after=90 * MIB), kept(200, after=5 * MIB)], [voter(50)], 100),
         (0, 200 * MIB, [kept(100, after=150 * MIB), kept(200, after=5 * MIB)], [voter(50)], 200),
         (0, 200 * MIB, [kept(100, after=99 * MIB), kept(200, after=5 * MIB)], [voter(50)], 200),
         (0, 200 * MIB, [kept(100, size=300 * MIB, after=150 * MIB)], [voter(50)], 100),
         (0, 99 * MIB, [kept(100)], [voter(50)], 0),
-        # It never goes back, nor beyond the high watermark.
+        # Monotonic, and at most the high watermark.
         (150, 0, [kept(100), kept(200)], [voter(120)], 150),
         (100, 0, [kept(100), kept(400)], [voter(500)], 100),
     ],
 )
-def test_where_a_leaders_log_may_start(
+def test_leader_log_start_follows_retention_rules(
     log_start: int, log_bytes: int, snapshots: list[KeptSnapshot], replicas: list[ReplicaEnd], expected: int
 ) -> None:
     limits = RetentionLimits()
@@ -225,11 +225,11 @@ def test_where_a_leaders_log_may_start(
     st.lists(
         st.builds(KeptSnapshot, st.builds(SnapshotId, st.integers(0, 40), st.just(1)), *[st.integers(0, 100)] * 3),
         max_size=5,
-        unique_by=lambda each: each.snapshot_id,
+        unique_by=lambda kept_: kept_.snapshot_id,
     ),
     st.lists(st.builds(ReplicaEnd, st.just(1), st.booleans(), st.integers(-1, 40), st.integers(0, 100)), max_size=4),
 )
-def test_a_leaders_log_start_is_always_a_snapshots_end(
+def test_leader_log_start_is_always_snapshot_end(
     log_start: int, log_bytes: int, snapshots: list[KeptSnapshot], replicas: list[ReplicaEnd]
 ) -> None:
     high_watermark = 35
@@ -238,16 +238,18 @@ def test_a_leaders_log_start_is_always_a_snapshots_end(
     )
     assert log_start <= chosen <= high_watermark
     if chosen > log_start:
-        assert chosen in {each.snapshot_id.end_offset for each in snapshots}
-        gone = obsolete(chosen, [each.snapshot_id for each in snapshots])
-        assert all(each.end_offset < chosen for each in gone)
-        assert len(gone) < len(snapshots)
+        assert chosen in {snapshot.snapshot_id.end_offset for snapshot in snapshots}
+        deleted = obsolete(chosen, [snapshot.snapshot_id for snapshot in snapshots])
+        assert all(snapshot_id.end_offset < chosen for snapshot_id in deleted)
+        assert len(deleted) < len(snapshots)
 
 
 @pytest.mark.parametrize(
     ("own", "leaders", "latest", "expected"), [(0, 50, None, 0), (0, 50, 40, 40), (0, 50, 60, 50), (45, 50, 40, 45)]
 )
-def test_where_a_followers_log_may_start(own: int, leaders: int, latest: int | None, expected: int) -> None:
+def test_follower_log_start_is_bounded_by_leader_and_snapshot(
+    own: int, leaders: int, latest: int | None, expected: int
+) -> None:
     assert follower_log_start(own, leaders, None if latest is None else SnapshotId(latest, 1)) == expected
 
 
@@ -271,7 +273,7 @@ def test_where_a_followers_log_may_start(own: int, leaders: int, latest: int | N
         (10, 5, 0, None, False),
     ],
 )
-def test_who_is_sent_a_snapshot(
+def test_needs_snapshot_compares_offset_and_epoch_with_oldest_snapshot(
     offset: int, epoch: int, log_start: int, oldest: tuple[int, int] | None, expected: bool
 ) -> None:
     oldest_id = None if oldest is None else SnapshotId(*oldest)
@@ -299,12 +301,16 @@ def test_candidates_are_newest_first() -> None:
         ((50, 4), (0, 0, -1), StartFromSnapshot(SnapshotId(50, 4), True)),
         ((50, 2), (60, 90, 3), None),
         (None, (60, 90, 3), None),
-        ((95, 2), (0, 90, 3), StartFromSnapshot(SnapshotId(95, 2), True)),  # was to replace a log that had diverged
+        (
+            (95, 2),
+            (0, 90, 3),
+            StartFromSnapshot(SnapshotId(95, 2), True),
+        ),  # a snapshot received to replace a diverged log
         ((90, 2), (0, 90, 3), StartFromSnapshot(SnapshotId(90, 2), True)),
         ((90, 3), (0, 90, 3), StartFromSnapshot(SnapshotId(90, 3), False)),
     ],
 )
-def test_what_to_start_from(
+def test_start_uses_consistent_snapshot_and_log(
     valid: tuple[int, int] | None, log: tuple[int, int, int], expected: StartFromLog | StartFromSnapshot | None
 ) -> None:
     snapshot_id = None if valid is None else SnapshotId(*valid)

@@ -1,4 +1,4 @@
-"""FetchSnapshot: sharing the bytes beside an oracle, errors, and a leader and a follower driven against each other."""
+"""FetchSnapshot: byte shares, errors, and transfers between a leader and a follower."""
 
 from __future__ import annotations
 
@@ -37,45 +37,45 @@ CLUSTER = "cluster"
 ID = SnapshotId(100, 3)
 
 
-def dealt(max_bytes: int, remaining: list[int]) -> list[int]:
-    """The oracle: byte by byte to each in turn that has one left."""
-    given_ = [0] * len(remaining)
+def shares_oracle(max_bytes: int, remaining: list[int]) -> list[int]:
+    """Oracle: deal bytes one by one, round-robin, to partitions with bytes left."""
+    shares_ = [0] * len(remaining)
     left = max_bytes
-    while left and given_ != remaining:
+    while left and shares_ != remaining:
         for index, size in enumerate(remaining):
-            if left and given_[index] < size:
-                given_[index] += 1
+            if left and shares_[index] < size:
+                shares_[index] += 1
                 left -= 1
-    return given_
+    return shares_
 
 
 @given(st.integers(0, 60), st.lists(st.integers(0, 20), max_size=6))
-def test_bytes_are_shared_as_if_dealt(max_bytes: int, remaining: list[int]) -> None:
-    assert shares(max_bytes, remaining) == dealt(max_bytes, remaining)
+def test_byte_shares_match_oracle(max_bytes: int, remaining: list[int]) -> None:
+    assert shares(max_bytes, remaining) == shares_oracle(max_bytes, remaining)
 
 
 @given(st.integers(0, 1 << 31), st.lists(st.integers(0, 1 << 40), min_size=1, max_size=50))
-def test_each_gets_the_average_and_nothing_is_left(max_bytes: int, remaining: list[int]) -> None:
-    given_ = shares(max_bytes, remaining)
-    assert sum(given_) == min(max_bytes, sum(remaining))
+def test_byte_shares_are_fair_and_use_full_limit(max_bytes: int, remaining: list[int]) -> None:
+    shares_ = shares(max_bytes, remaining)
+    assert sum(shares_) == min(max_bytes, sum(remaining))
     average = max_bytes // len(remaining)
-    assert all(min(size, average) <= share <= size for share, size in zip(given_, remaining, strict=True))
-    unsatisfied = [share for share, size in zip(given_, remaining, strict=True) if share < size]
-    assert max(given_) - min(unsatisfied, default=max(given_)) <= 1
+    assert all(min(size, average) <= share <= size for share, size in zip(shares_, remaining, strict=True))
+    unsatisfied = [share for share, size in zip(shares_, remaining, strict=True) if share < size]
+    assert max(shares_) - min(unsatisfied, default=max(shares_)) <= 1
 
 
 def served(sizes: dict[SnapshotId, int], epoch: int = 5, *, is_leader: bool = True) -> ServedPartition:
     return ServedPartition(LeaderIdAndEpoch(1, epoch), is_leader, sizes.get)
 
 
-def ask(
-    *asked: PartitionSnapshot, cluster_id: str | None = CLUSTER, topic: str = TOPIC, max_bytes: int = 100
+def snapshot_request(
+    *requested: PartitionSnapshot, cluster_id: str | None = CLUSTER, topic: str = TOPIC, max_bytes: int = 100
 ) -> FetchSnapshotRequest:
-    return FetchSnapshotRequest(cluster_id, 2, max_bytes, [TopicSnapshot(topic, asked)])
+    return FetchSnapshotRequest(cluster_id, 2, max_bytes, [TopicSnapshot(topic, requested)])
 
 
 @pytest.mark.parametrize(
-    ("asked", "is_leader", "code"),
+    ("requested", "is_leader", "code"),
     [
         (PartitionSnapshot(0, 5, ID, 0), True, ErrorCode.NONE),
         (PartitionSnapshot(0, -1, ID, 999), True, ErrorCode.NONE),
@@ -90,26 +90,30 @@ def ask(
         (PartitionSnapshot(1, 5, ID, 0), True, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
     ],
 )
-def test_errors(asked: PartitionSnapshot, is_leader: bool, code: ErrorCode) -> None:
-    plan = plan_fetch_snapshot(ask(asked), CLUSTER, {(TOPIC, 0): served({ID: 1000}, is_leader=is_leader)}, 1 << 20)
-    answer = plan.response.topics[0].partitions[0]
+def test_fetch_snapshot_errors_are_reported_per_partition(
+    requested: PartitionSnapshot, is_leader: bool, code: ErrorCode
+) -> None:
+    plan = plan_fetch_snapshot(
+        snapshot_request(requested), CLUSTER, {(TOPIC, 0): served({ID: 1000}, is_leader=is_leader)}, 1 << 20
+    )
+    result = plan.response.topics[0].partitions[0]
     assert plan.response.error_code == 0
-    assert (answer.error_code, answer.index, answer.snapshot_id) == (code, asked.partition, asked.snapshot_id)
+    assert (result.error_code, result.index, result.snapshot_id) == (code, requested.partition, requested.snapshot_id)
     assert bool(plan.parts) == (code == ErrorCode.NONE)
     if code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-        assert answer.current_leader == LeaderIdAndEpoch(1, 5)
+        assert result.current_leader == LeaderIdAndEpoch(1, 5)
     assert plan.filled(lambda part: b"x" * part.size).topics[0].partitions[0].error_code == code
 
 
-def test_clusters() -> None:
-    asked = PartitionSnapshot(0, 5, ID, 0)
+def test_fetch_snapshot_checks_cluster_id() -> None:
+    requested = PartitionSnapshot(0, 5, ID, 0)
     partitions = {(TOPIC, 0): served({ID: 10})}
-    other = plan_fetch_snapshot(ask(asked, cluster_id="other"), CLUSTER, partitions, 100)
+    other = plan_fetch_snapshot(snapshot_request(requested, cluster_id="other"), CLUSTER, partitions, 100)
     assert other == (FetchSnapshotResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID), ())
-    assert plan_fetch_snapshot(ask(asked, cluster_id=None), CLUSTER, partitions, 100).parts
+    assert plan_fetch_snapshot(snapshot_request(requested, cluster_id=None), CLUSTER, partitions, 100).parts
 
 
-def test_the_smaller_limit_is_shared_by_those_without_errors() -> None:
+def test_smaller_byte_limit_is_shared_by_valid_partitions() -> None:
     partitions = {("a", 0): served({ID: 1000}), ("a", 1): served({ID: 30}), ("b", 0): served({ID: 1000})}
     topics = [
         TopicSnapshot("a", [PartitionSnapshot(0, 5, ID, 10), PartitionSnapshot(1, 5, ID, 20)]),
@@ -118,39 +122,39 @@ def test_the_smaller_limit_is_shared_by_those_without_errors() -> None:
     plan = plan_fetch_snapshot(FetchSnapshotRequest(CLUSTER, 2, 500, topics), CLUSTER, partitions, 90)
     assert plan.parts == (Part("a", 0, ID, 10, 40), Part("a", 1, ID, 20, 10), Part("b", 0, ID, 0, 40))
     response = plan.filled(lambda part: bytes(part.size))
-    sizes = [len(answer.unaligned_records) for topic in response.topics for answer in topic.partitions]
+    sizes = [len(result.unaligned_records) for topic in response.topics for result in topic.partitions]
     assert sizes == [40, 10, 40, 0]
 
 
-def answer(position: int, data: bytes, size: int, **values: object) -> PartitionSnapshotResponse:
+def partition_response(position: int, data: bytes, size: int, **values: object) -> PartitionSnapshotResponse:
     return PartitionSnapshotResponse(0, 0, ID, None, size, position, data)._replace(**values)
 
 
-def test_a_transfer() -> None:
+def test_snapshot_fetch_writes_responses_in_order() -> None:
     fetch = SnapshotFetch(TOPIC, 0, ID)
     assert fetch.request(5) == PartitionSnapshot(0, 5, ID, 0)
-    assert fetch.on_response(answer(0, b"ab", 5)) == WriteBytes(0, b"ab")
-    assert isinstance(fetch.on_response(answer(0, b"ab", 5)), Ignored)
+    assert fetch.on_response(partition_response(0, b"ab", 5)) == WriteBytes(0, b"ab")
+    assert isinstance(fetch.on_response(partition_response(0, b"ab", 5)), Ignored)
     assert fetch.written() is FetchState.FETCHING
     assert fetch.request(5).position == 2
-    assert fetch.on_response(answer(2, b"cde", 5)) == WriteBytes(2, b"cde")
+    assert fetch.on_response(partition_response(2, b"cde", 5)) == WriteBytes(2, b"cde")
     assert fetch.written() is FetchState.WHOLE
-    assert isinstance(fetch.on_response(answer(5, b"f", 6)), Ignored)
+    assert isinstance(fetch.on_response(partition_response(5, b"f", 6)), Ignored)
 
 
 @pytest.mark.parametrize(
     "foreign",
     [
-        answer(0, b"ab", 5, snapshot_id=SnapshotId(100, 4)),
-        answer(0, b"ab", 5, snapshot_id=SnapshotId(99, 3)),
-        answer(0, b"", 0, snapshot_id=SnapshotId(99, 3), error_code=ErrorCode.SNAPSHOT_NOT_FOUND),
-        answer(0, b"ab", 5, snapshot_id=None),
-        answer(0, b"ab", 5),
-        answer(3, b"ab", 5),
-        answer(2, b"", 5),
+        partition_response(0, b"ab", 5, snapshot_id=SnapshotId(100, 4)),
+        partition_response(0, b"ab", 5, snapshot_id=SnapshotId(99, 3)),
+        partition_response(0, b"", 0, snapshot_id=SnapshotId(99, 3), error_code=ErrorCode.SNAPSHOT_NOT_FOUND),
+        partition_response(0, b"ab", 5, snapshot_id=None),
+        partition_response(0, b"ab", 5),
+        partition_response(3, b"ab", 5),
+        partition_response(2, b"", 5),
     ],
 )
-def test_foreign_answers_are_ignored(foreign: PartitionSnapshotResponse) -> None:
+def test_responses_for_other_snapshots_or_positions_are_ignored(foreign: PartitionSnapshotResponse) -> None:
     fetch = SnapshotFetch(TOPIC, 0, ID, position=2)
     assert isinstance(fetch.on_response(foreign), Ignored)
     assert (fetch.state, fetch.position) == (FetchState.FETCHING, 2)
@@ -159,28 +163,28 @@ def test_foreign_answers_are_ignored(foreign: PartitionSnapshotResponse) -> None
 @pytest.mark.parametrize(
     ("wrong", "code"),
     [
-        (answer(0, b"", 0, error_code=98), ErrorCode.SNAPSHOT_NOT_FOUND),
-        (answer(0, b"", 0, error_code=99, snapshot_id=None), ErrorCode.POSITION_OUT_OF_RANGE),
-        (answer(0, b"", 0, error_code=6), ErrorCode.NOT_LEADER_OR_FOLLOWER),
-        (answer(0, b"", 0, error_code=9999), ErrorCode.UNKNOWN_SERVER_ERROR),
-        (answer(2, b"abcd", 5), ErrorCode.CORRUPT_MESSAGE),
-        (answer(2, b"a", 6), ErrorCode.CORRUPT_MESSAGE),
+        (partition_response(0, b"", 0, error_code=98), ErrorCode.SNAPSHOT_NOT_FOUND),
+        (partition_response(0, b"", 0, error_code=99, snapshot_id=None), ErrorCode.POSITION_OUT_OF_RANGE),
+        (partition_response(0, b"", 0, error_code=6), ErrorCode.NOT_LEADER_OR_FOLLOWER),
+        (partition_response(0, b"", 0, error_code=9999), ErrorCode.UNKNOWN_SERVER_ERROR),
+        (partition_response(2, b"abcd", 5), ErrorCode.CORRUPT_MESSAGE),
+        (partition_response(2, b"a", 6), ErrorCode.CORRUPT_MESSAGE),
     ],
 )
-def test_errors_end_it(wrong: PartitionSnapshotResponse, code: ErrorCode) -> None:
+def test_error_response_ends_snapshot_fetch(wrong: PartitionSnapshotResponse, code: ErrorCode) -> None:
     fetch = SnapshotFetch(TOPIC, 0, ID)
-    fetch.on_response(answer(0, b"ab", 5))
+    fetch.on_response(partition_response(0, b"ab", 5))
     fetch.written()
     ended = fetch.on_response(wrong)
     assert isinstance(ended, Ended)
     assert ended.error_code == code
     assert fetch.state is FetchState.ENDED
-    assert isinstance(fetch.on_response(answer(2, b"cde", 5)), Ignored)
+    assert isinstance(fetch.on_response(partition_response(2, b"cde", 5)), Ignored)
 
 
-def test_requests_and_responses_of_several() -> None:
-    one, two, other = SnapshotFetch("a", 0, ID), SnapshotFetch("a", 1, ID, 7), SnapshotFetch("b", 0, ID)
-    request = fetch_request(CLUSTER, 4, 99, [(one, 5), (two, 6), (other, -1)])
+def test_several_snapshot_fetches_share_a_request() -> None:
+    first, second, other = SnapshotFetch("a", 0, ID), SnapshotFetch("a", 1, ID, 7), SnapshotFetch("b", 0, ID)
+    request = fetch_request(CLUSTER, 4, 99, [(first, 5), (second, 6), (other, -1)])
     assert request == FetchSnapshotRequest(
         CLUSTER,
         4,
@@ -192,11 +196,11 @@ def test_requests_and_responses_of_several() -> None:
     )
     partitions = {("a", 0): served({ID: 10}), ("a", 1): served({ID: 10}, epoch=6)}
     response = plan_fetch_snapshot(request, CLUSTER, partitions, 100).filled(lambda part: b"x" * part.size)
-    done = dict(steps([one, two, other], response))
-    assert done[one] == WriteBytes(0, b"x" * 10)
-    assert done[two] == WriteBytes(7, b"xxx")
+    done = dict(steps([first, second, other], response))
+    assert done[first] == WriteBytes(0, b"x" * 10)
+    assert done[second] == WriteBytes(7, b"xxx")
     assert isinstance(done[other], Ended)
-    one.written()
+    first.written()
     late = SnapshotFetch("c", 0, ID)
     assert isinstance(dict(steps([late], response))[late], Ignored)
     refused = FetchSnapshotResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID)
@@ -205,7 +209,7 @@ def test_requests_and_responses_of_several() -> None:
 
 @given(st.binary(min_size=1, max_size=400), st.integers(1, 60), st.integers(0, 1 << 32))
 @settings(max_examples=100, deadline=None)
-def test_lost_and_repeated_answers_bring_the_same_bytes(content: bytes, max_bytes: int, seed: int) -> None:
+def test_transfer_over_lossy_network_delivers_same_bytes(content: bytes, max_bytes: int, seed: int) -> None:
     rng = Random(seed)
     partitions = {(TOPIC, 0): served({ID: len(content)})}
     file = bytearray()
@@ -221,7 +225,7 @@ def test_lost_and_repeated_answers_bring_the_same_bytes(content: bytes, max_byte
         ((_, step),) = steps([fetch], old if fate < 0.4 else response)
         old = response
         if isinstance(step, WriteBytes):
-            if rng.random() < 0.1:  # the process goes on, the transfer does not
+            if rng.random() < 0.1:  # The transfer restarts from the written bytes.
                 fetch = SnapshotFetch(TOPIC, 0, ID, len(file))
                 continue
             assert step.position == len(file)

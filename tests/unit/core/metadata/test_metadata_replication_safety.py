@@ -1,8 +1,8 @@
-"""Nothing acknowledged is lost: brokers as simple models under a real controller, driven by seeded chance.
+"""No acknowledged record is lost: simulated brokers under a real controller, in seeded random order.
 
-The model has what the rule is about: unsynced records that a power cut takes, brokers that act on old metadata, a
-controller that notices late. It checks that every leader that acts has all that was acknowledged, but for what a power
-cut took from every member of the last ISR.
+The model contains unsynced records that a power cut removes, brokers that act on old metadata, and a controller that
+detects failures late. Each acting leader must have all acknowledged records, except records that a power cut removed
+from every member of the last ISR.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Written(NamedTuple):
 
 
 class Broker:
-    """One replica: its log, what of it is synced, and what it knows of the metadata."""
+    """One replica: its log, the synced part of it, and its view of the metadata."""
 
     def __init__(self, broker_id: int) -> None:
         self.broker_id = broker_id
@@ -49,8 +49,8 @@ class Broker:
         return self.is_alive and self.view is not None and self.view.leader == self.broker_id
 
 
-class World:
-    """The controller, the brokers, and what was acknowledged."""
+class ReplicationModel:
+    """The controller, the brokers, and the acknowledged records."""
 
     def __init__(self, seed: int, *, power_cuts: bool) -> None:
         self.random = random.Random(seed)
@@ -61,7 +61,7 @@ class World:
             self.restart(broker)
             broker.applied = self.controller.image.offset
             self.heartbeat(broker)
-        self.topic_id = self.controller.assigned("t", BROKERS)
+        self.topic_id = self.controller.create_assigned("t", BROKERS)
         self.numbers = 0
         self.committed: set[Written] = set()
         self.lost: set[Written] = set()
@@ -72,15 +72,15 @@ class World:
         for broker in self.brokers.values():
             self.apply(broker)
 
-    # what a broker does
+    # --- brokers
 
     def apply(self, broker: Broker) -> None:
         if not broker.is_alive or self.controller.image.offset < broker.broker_epoch:
             return
         broker.applied = self.controller.image.offset
-        self.take(broker, self.controller.state(self.topic_id))
+        self.apply_state(broker, self.controller.state(self.topic_id))
 
-    def take(self, broker: Broker, state: PartitionState) -> None:
+    def apply_state(self, broker: Broker, state: PartitionState) -> None:
         if broker.view is not None and state.partition_epoch < broker.view.partition_epoch:
             return
         if broker.view is None or state.leader_epoch != broker.view.leader_epoch:
@@ -140,14 +140,16 @@ class World:
         ]
         if registered[leader.broker_id].broker_epoch != leader.broker_epoch:
             return
-        asked = m.AlterPartitionPartition(0, view.leader_epoch, view.partition_epoch, members)
+        requested = m.AlterPartitionPartition(0, view.leader_epoch, view.partition_epoch, members)
         request = m.AlterPartitionRequest(
-            leader.broker_id, leader.broker_epoch, [m.AlterPartitionTopic(self.topic_id, [asked])]
+            leader.broker_id, leader.broker_epoch, [m.AlterPartitionTopic(self.topic_id, [requested])]
         )
         response = self.controller.run(self.controller.core.alter_partition(request))
-        answer = response.topics[0].partitions[0]
-        if not answer.error_code:
-            self.take(leader, view._replace(isr=answer.isr, partition_epoch=answer.partition_epoch, last_known_elr=()))
+        result = response.topics[0].partitions[0]
+        if not result.error_code:
+            self.apply_state(
+                leader, view._replace(isr=result.isr, partition_epoch=result.partition_epoch, last_known_elr=())
+            )
 
     def heartbeat(self, broker: Broker) -> None:
         if not broker.is_alive:
@@ -166,7 +168,7 @@ class World:
         self.note_election(before)
 
     def deliver_late(self) -> None:
-        """A heartbeat that was under way arrives, whatever has become of its sender."""
+        """Deliver a delayed heartbeat, even if its sender has stopped."""
         if self.late:
             broker_id, epoch, offset = self.late.pop(self.random.randrange(len(self.late)))
             before = self.controller.state(self.topic_id)
@@ -174,7 +176,7 @@ class World:
             self.note_election(before)
 
     def note_election(self, before: PartitionState | None) -> None:
-        """After an election by log ends: the winner has what any member of the last acting leader's ISR still has."""
+        """After an election by log ends, the winner has all records that the last acting leader's ISR still has."""
         if before is None or before.isr or before.leader != -1:
             return
         after = self.controller.state(self.topic_id)
@@ -194,17 +196,17 @@ class World:
             missing = self.committed - self.lost - set(leader.log)
             assert not missing, f"{leader.broker_id} leads without {missing}"
 
-    # what happens to brokers
+    # --- faults
 
-    def stop(self, broker: Broker, how: str) -> None:
+    def stop(self, broker: Broker, kind: str) -> None:
         if not broker.is_alive:
             return
         broker.is_alive = False
         broker.clean_epoch = -1
-        if how == "clean":
+        if kind == "clean":
             broker.synced = len(broker.log)
             broker.clean_epoch = broker.broker_epoch
-        elif how == "power cut" and self.power_cuts:
+        elif kind == "power cut" and self.power_cuts:
             del broker.log[self.random.randint(broker.synced, len(broker.log)) :]
         broker.synced = min(broker.synced, len(broker.log))
 
@@ -267,24 +269,24 @@ class World:
             case "restart":
                 self.restart(broker)
             case "all":
-                for one in self.brokers.values():
-                    self.stop(one, "power cut")
+                for other in self.brokers.values():
+                    self.stop(other, "power cut")
             case "controller":
                 self.controller.restart()
             case "move":
                 self.move()
 
     def move(self) -> None:
-        """What an election of a preferred leader does, whoever is preferred: another live member of the ISR leads."""
+        """Elect another live ISR member, like an election of the preferred leader."""
         state, brokers = self.controller.state(self.topic_id), self.controller.image.brokers
-        able = [member for member in state.isr if brokers[member].can_lead and member != state.leader]
-        if able and state.leader != -1:
+        eligible = [member for member in state.isr if brokers[member].can_lead and member != state.leader]
+        if eligible and state.leader != -1:
             self.moves += 1
-            record = PartitionChangeRecord(0, self.topic_id, leader=self.random.choice(able))
+            record = PartitionChangeRecord(0, self.topic_id, leader=self.random.choice(eligible))
             self.controller.run(Decision([record], None))
 
-    def settle(self) -> None:
-        """Everything comes back: there must be a leader again, with everything."""
+    def recover(self) -> None:
+        """Restart all brokers. The partition must get a leader with all acknowledged records."""
         for _ in range(8):
             self.controller.now_ms += SESSION_MS // 2
             for broker in self.brokers.values():
@@ -293,7 +295,7 @@ class World:
                 self.heartbeat(broker)
             self.controller.expire()
         state = self.controller.state(self.topic_id)
-        assert state.leader != -1, "all are back and nobody leads"
+        assert state.leader != -1, "all brokers are running, but there is no leader"
         assert not state.last_known_elr, "the leader has proved itself"
         leader = self.brokers[state.leader]
         self.apply(leader)
@@ -301,23 +303,23 @@ class World:
         assert self.controller.replayed() == self.controller.image
 
 
-def run(seed: int, *, power_cuts: bool) -> World:
-    world = World(seed, power_cuts=power_cuts)
+def run(seed: int, *, power_cuts: bool) -> ReplicationModel:
+    model = ReplicationModel(seed, power_cuts=power_cuts)
     try:
         for _ in range(STEPS):
-            world.step()
-        world.settle()
+            model.step()
+        model.recover()
     except AssertionError as error:
         raise AssertionError(f"seed {seed} (replay: run({seed}, power_cuts={power_cuts})): {error}") from error
-    return world
+    return model
 
 
 @pytest.mark.parametrize("power_cuts", [False, True])
 @pytest.mark.parametrize("block", range(4))
-def test_no_acknowledged_record_is_lost(block: int, *, power_cuts: bool) -> None:
-    worlds = [run(block * 1000 + number, power_cuts=power_cuts) for number in range(25)]
-    assert sum(len(world.committed) for world in worlds) > 100, "the model does not do anything"
-    assert sum(world.elections for world in worlds) > 5, "no election by log ends was seen"
-    assert sum(world.moves for world in worlds) > 25, "no leadership was moved"
+def test_power_cuts_and_restarts_lose_no_acknowledged_record(block: int, *, power_cuts: bool) -> None:
+    models = [run(block * 1000 + number, power_cuts=power_cuts) for number in range(25)]
+    assert sum(len(model.committed) for model in models) > 100, "the model committed too few records"
+    assert sum(model.elections for model in models) > 5, "too few elections by log ends"
+    assert sum(model.moves for model in models) > 25, "too few leader moves"
     if not power_cuts:
-        assert not any(world.lost for world in worlds)
+        assert not any(model.lost for model in models)
