@@ -1,4 +1,4 @@
-"""A project of docker-compose with a name and ports of its own, and what tests ask of it."""
+"""A docker-compose project with a unique name and free ports, for the tests of containers."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ FLIGHTS_TIMEOUT_S = 1200
 def _free_ports(count: int) -> list[int]:
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in sockets]
+        return [server.getsockname()[1] for server in sockets]
 
 
-def _ran(command: list[str], environment: Mapping[str, str], timeout_s: float) -> str:
+def _run(command: list[str], environment: Mapping[str, str], timeout_s: float) -> str:
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
     )
@@ -40,8 +40,8 @@ def _ran(command: list[str], environment: Mapping[str, str], timeout_s: float) -
     return done.stdout
 
 
-class ComposedMesh:
-    """The mesh of docker-compose.yml; with `certs`, a folder that gets certificates, that of docker-compose.tls.yml."""
+class ComposedCluster:
+    """The cluster of docker-compose.yml or, with a directory of certificates, of docker-compose.tls.yml."""
 
     def __init__(self, name: str, certs: Path | None = None) -> None:
         self.project = f"kipmesh-{name}-{os.getpid()}"
@@ -53,24 +53,24 @@ class ComposedMesh:
         self.environment = os.environ | {name: str(port) for name, port in self.ports.items()}
         self.environment |= {"IMAGE_TAG": TAG, "IMAGE_PREFIX": "kipmesh/", "PROFILES": "", "TIMEOUT_S": "400"}
         self.environment |= {"KIPMESH_IMAGE_TAG": TAG, "COMPOSE_PROJECT_NAME": self.project}
-        # Several test runs share machines: what is slow is not dead.
+        # Long timeouts, because several test runs share a machine.
         self.environment |= {"KIPMESH_QUORUM_FETCH_TIMEOUT_MS": "4000", "KIPMESH_BROKER_SESSION_TIMEOUT_MS": "9000"}
         if certs is not None:
             self.environment |= {"TLS": "1", "KIPMESH_CERTS": str(certs)}
 
     @property
     def bootstrap(self) -> str:
-        """For kipmesh's clients on this machine."""
+        """Addresses of the brokers for kipmesh's clients on this machine."""
         return ",".join(f"127.0.0.1:{self.ports[f'KIPMESH_{name}_PORT']}" for name in BROKERS)
 
     @property
     def kafka_bootstrap(self) -> str:
-        """For Apache Kafka's."""
+        """Addresses of the brokers for Kafka clients on this machine."""
         return ",".join(f"127.0.0.1:{self.ports[f'KIPMESH_{name}_KAFKA_PORT']}" for name in BROKERS)
 
     @property
     def client(self) -> dict[str, str]:
-        """What clients need beside that."""
+        """Security configuration of kipmesh's clients."""
         if self.certs is None:
             return {}
         return {"security.protocol": "SSL", "ssl.certificate.dir": str(self.certs / "client")}
@@ -80,47 +80,49 @@ class ComposedMesh:
         return f"{self.project}_mesh"
 
     @contextmanager
-    def running(self) -> Iterator[ComposedMesh]:
-        """Up, and at the end nothing of it is left."""
+    def running(self) -> Iterator[ComposedCluster]:
+        """Start the cluster. Afterwards stop it and assert that no container, volume or network is left."""
         try:
             self.script("up")
             yield self
         finally:
             self.script("down", "remove")
-        mine = ("--quiet", "--filter", f"label=com.docker.compose.project={self.project}")
-        assert not docker("ps", "--all", *mine)
-        assert not docker("volume", "ls", *mine)
-        assert not docker("network", "ls", *mine)
+        of_project = ("--quiet", "--filter", f"label=com.docker.compose.project={self.project}")
+        assert not docker("ps", "--all", *of_project)
+        assert not docker("volume", "ls", *of_project)
+        assert not docker("network", "ls", *of_project)
 
-    def script(self, what: str, *more: str) -> str:
-        """As `make up` and `make down`."""
-        return _ran(["sh", "tools/compose.sh", what, self.project, *more], self.environment, UP_TIMEOUT_S)
+    def script(self, action: str, *more: str) -> str:
+        """Run tools/compose.sh as `make up` and `make down` do."""
+        return _run(["sh", "tools/compose.sh", action, self.project, *more], self.environment, UP_TIMEOUT_S)
 
     def compose(self, *arguments: str, timeout_s: float = UP_TIMEOUT_S, **environment: str) -> str:
-        """A command of docker-compose."""
+        """Run a docker-compose command of the project."""
         command = shlex.split(os.environ.get("COMPOSE", ""))
         if not command:
             command = ["docker", "compose"] if succeeds("docker", "compose", "version") else ["docker-compose"]
         files = ["docker-compose.yml", *(["docker-compose.tls.yml"] if self.certs else [])]
         command += [word for file in files for word in ("--file", file)]
-        return _ran([*command, "--project-name", self.project, *arguments], self.environment | environment, timeout_s)
+        return _run([*command, "--project-name", self.project, *arguments], self.environment | environment, timeout_s)
 
     def container(self, service: str) -> str:
         labels = (f"com.docker.compose.project={self.project}", f"com.docker.compose.service={service}")
-        found = docker("ps", "--all", "--quiet", *(word for one in labels for word in ("--filter", f"label={one}")))
-        assert found, f"there is no {service}"
+        found = docker("ps", "--all", "--quiet", *(word for label in labels for word in ("--filter", f"label={label}")))
+        assert found, f"no container of {service}"
         return found
 
     def command(self, *arguments: str, timeout_s: float = 120) -> str:
-        """A command of kipmesh on this machine."""
+        """Run a kipmesh command on this machine."""
         secure = ["--command-config", str(self.certs / "client.properties")] if self.certs else []
-        return _ran([sys.executable, "-m", "kipmesh.cli.main", *secure, *arguments], os.environ, timeout_s)
+        return _run([sys.executable, "-m", "kipmesh.cli.main", *secure, *arguments], os.environ, timeout_s)
 
-    def chaos(self, experiment: str, folder: Path) -> str:
-        return self.command("chaos", "run", experiment, "--compose", self.project, "--dir", str(folder), timeout_s=900)
+    def chaos(self, experiment: str, directory: Path) -> str:
+        return self.command(
+            "chaos", "run", experiment, "--compose", self.project, "--dir", str(directory), timeout_s=900
+        )
 
     def flights(self, spark_image: str) -> dict[str, Any]:
-        """The summary of the flights job by the profile spark; a short one."""
+        """Run a short flights job by the profile spark and return its summary."""
         name = f"{self.project}-flights"
         brokers = "leader-1:9092,follower-1:9092,follower-2:9092"
         words = ["job", "flights", "--fill", f"--bootstrap={brokers}", "--limit=2000", "--topic=flights-compose"]
@@ -128,51 +130,51 @@ class ComposedMesh:
         self.compose("--profile", "spark", "run", "--name", name, "flights", *words, timeout_s=FLIGHTS_TIMEOUT_S)
         try:
             assert docker("inspect", "--format", "{{.Config.Image}}", name) == spark_image
-            with tempfile.TemporaryDirectory() as folder:
-                docker("cp", f"{name}:/var/lib/kipmesh/jobs/flights/.", folder)
-                assert "<html" in (Path(folder) / "report.html").read_text()
-                summary: dict[str, Any] = json.loads((Path(folder) / "summary.json").read_text())
+            with tempfile.TemporaryDirectory() as directory:
+                docker("cp", f"{name}:/var/lib/kipmesh/jobs/flights/.", directory)
+                assert "<html" in (Path(directory) / "report.html").read_text()
+                summary: dict[str, Any] = json.loads((Path(directory) / "summary.json").read_text())
                 return summary
         finally:
             docker("rm", "--force", name)
 
 
-def make_certs(folder: Path) -> None:
-    """As `make certs`, elsewhere."""
-    _ran(["make", "certs", f"CERTS={folder}"], os.environ, CERTS_TIMEOUT_S)
+def make_certs(directory: Path) -> None:
+    """Run `make certs` for another directory."""
+    _run(["make", "certs", f"CERTS={directory}"], os.environ, CERTS_TIMEOUT_S)
 
 
 class Prometheus:
-    """Questions to the Prometheus of a mesh."""
+    """Queries to the Prometheus of a cluster."""
 
     def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}/api/v1/"
 
-    def ask(self, path: str, **query: str) -> Any:
-        """The data of an answer; None while nobody answers."""
+    def get(self, path: str, **query: str) -> Any:
+        """Return the data of a response, or None if Prometheus does not respond."""
         try:
-            with urllib.request.urlopen(f"{self._url}{path}?{urllib.parse.urlencode(query)}", timeout=30) as answer:
-                return json.load(answer)["data"]
+            with urllib.request.urlopen(f"{self._url}{path}?{urllib.parse.urlencode(query)}", timeout=30) as response:
+                return json.load(response)["data"]
         except (urllib.error.URLError, OSError):
             return None
 
     def targets(self) -> dict[str, str]:
-        """Health by instance, and why it is none."""
-        found = (self.ask("targets") or {}).get("activeTargets", ())
-        return {one["labels"]["instance"]: one["lastError"] or one["health"] for one in found}
+        """Return the last error, or else the health, of each instance."""
+        found = (self.get("targets") or {}).get("activeTargets", ())
+        return {target["labels"]["instance"]: target["lastError"] or target["health"] for target in found}
 
     def rules(self) -> list[Mapping[str, Any]]:
-        return [rule for group in (self.ask("rules") or {}).get("groups", ()) for rule in group["rules"]]
+        return [rule for group in (self.get("rules") or {}).get("groups", ()) for rule in group["rules"]]
 
     def values(self, expression: str) -> list[float]:
-        found = (self.ask("query", query=expression) or {}).get("result", ())
-        return [float(one["value"][1]) for one in found]
+        found = (self.get("query", query=expression) or {}).get("result", ())
+        return [float(sample["value"][1]) for sample in found]
 
 
-def check_prometheus(mesh: ComposedMesh, image: str, until: Callable[..., None]) -> None:
-    """Its configuration, rules and alerts are loaded, it reaches every node, and recording rules have data."""
-    mesh.compose("--profile", "monitoring", "up", "-d", "prometheus", PROMETHEUS_IMAGE=image)
-    prometheus = Prometheus(mesh.ports["PROMETHEUS_PORT"])
+def check_prometheus(cluster: ComposedCluster, image: str, until: Callable[..., None]) -> None:
+    """Assert that Prometheus loads all rules, scrapes every node and has data of recording rules."""
+    cluster.compose("--profile", "monitoring", "up", "-d", "prometheus", PROMETHEUS_IMAGE=image)
+    prometheus = Prometheus(cluster.ports["PROMETHEUS_PORT"])
     until(prometheus.targets, dict.fromkeys(NODES, "up"))
     rules = prometheus.rules()
     kinds = [rule["type"] for rule in rules]
@@ -183,5 +185,5 @@ def check_prometheus(mesh: ComposedMesh, image: str, until: Callable[..., None])
     assert not [rule["name"] for rule in prometheus.rules() if rule.get("lastError")]
     until(lambda: prometheus.values("cluster:kafka_controller_kafkacontroller_activecontrollercount:sum"), [1.0])
     until(lambda: prometheus.values("cluster:kafka_server_replicamanager_underreplicatedpartitions:sum"), [0.0])
-    # Each controller's and broker's own folder; a consumer service has none.
+    # One log directory per controller and broker; a consumer service has none.
     until(lambda: len(prometheus.values("logdirectory:kipmesh_disk_free:ratio")), len(NODES) - 1)

@@ -1,6 +1,6 @@
-"""Images and a daemon for the tests of containers; without a daemon they are skipped and say so.
+"""Fixtures of container tests: images, and helpers to run containers. Without a docker daemon the tests are skipped.
 
-`make docker` runs all of them. Any other run leaves out the slow ones: KIPMESH_DOCKER_TESTS=full asks for them.
+`make docker` runs all of them. Other runs skip the slow tests, unless KIPMESH_DOCKER_TESTS=full.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import pytest
 from tests.docker.docker_of_tests import BASE_IMAGE, ROOT, SERVICES, TAG, docker, reason_to_skip, succeeds
 
 BUILD_TIMEOUT_S = 900
-FOLDER = Path(__file__).resolve().parent
+DIRECTORY = Path(__file__).resolve().parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    mine = [item for item in items if FOLDER in item.path.parents]
-    if not mine:
+    container_tests = [item for item in items if DIRECTORY in item.path.parents]
+    if not container_tests:
         return
     reason = reason_to_skip()
-    for item in mine:
+    for item in container_tests:
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
         elif item.get_closest_marker("slow") and os.environ.get("KIPMESH_DOCKER_TESTS") != "full":
@@ -35,9 +35,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _build(*services: str) -> None:
-    """From this checkout."""
+    """Build the images of services from this checkout."""
     (ROOT / "build").mkdir(exist_ok=True)
-    # Other workers of this run want the same images.
+    # Other workers build the same images.
     with (ROOT / "build" / "docker-images.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         command = ["sh", "tools/images.sh", str(ROOT / ".venv"), *services]
@@ -50,45 +50,45 @@ def _build(*services: str) -> None:
 
 @pytest.fixture(scope="session")
 def image() -> Callable[[str], str]:
-    """The name of a service's image, made from this checkout."""
+    """`image(service)` returns the name of the service's image, built from this checkout."""
     _build(*SERVICES)
     return lambda service: f"kipmesh/{service}:{TAG}"
 
 
 @pytest.fixture(scope="session")
 def spark_image() -> str:
-    """The name of the image of the Spark jobs; its build needs Debian's packages."""
+    """Name of the image of the Spark jobs. Its build needs Debian packages."""
     _build("spark")
     return f"kipmesh/spark:{TAG}"
 
 
 @pytest.fixture(scope="session")
 def prometheus_image(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """That of docker-compose.yml where it is to be had, else one of this machine's Prometheus, with the same user."""
+    """Image of docker-compose.yml or, if it cannot be pulled, an image of this machine's Prometheus."""
     name = os.environ.get("PROMETHEUS_IMAGE", "prom/prometheus:v3.5.0")
     if succeeds("docker", "image", "inspect", name) or succeeds("docker", "pull", "--quiet", name):
         return name
     binary = shutil.which("prometheus")
     if binary is None:
-        pytest.skip(f"{name} cannot be pulled, and there is no Prometheus here (on Debian: apt-get install prometheus)")
-    folder = tmp_path_factory.mktemp("prometheus")
-    shutil.copy(binary, folder / "prometheus")
-    (folder / "Dockerfile").write_text(
+        pytest.skip(f"{name} cannot be pulled, and Prometheus is not installed (on Debian: apt-get install prometheus)")
+    directory = tmp_path_factory.mktemp("prometheus")
+    shutil.copy(binary, directory / "prometheus")
+    (directory / "Dockerfile").write_text(
         f"FROM {BASE_IMAGE}\nCOPY prometheus /bin/prometheus\n"
         'RUN mkdir /prometheus && chown 65534:65534 /prometheus\nUSER 65534:65534\nENTRYPOINT ["/bin/prometheus"]\n'
     )
-    docker("build", "--quiet", "--tag", f"kipmesh/prometheus:{TAG}", str(folder), timeout_s=BUILD_TIMEOUT_S)
+    docker("build", "--quiet", "--tag", f"kipmesh/prometheus:{TAG}", str(directory), timeout_s=BUILD_TIMEOUT_S)
     return f"kipmesh/prometheus:{TAG}"
 
 
 @pytest.fixture
 def until() -> Callable[..., None]:
-    """Asks until the answer is the one that is wanted."""
+    """`until(read, wanted)` reads a value until it is the wanted one."""
 
-    def wait(answer: Callable[[], Any], wanted: Any, timeout_s: float = 240) -> None:
+    def wait(read: Callable[[], Any], wanted: Any, timeout_s: float = 240) -> None:
         deadline = time.monotonic() + timeout_s
-        while (found := answer()) != wanted:
-            assert time.monotonic() < deadline, f"{found}, not {wanted}"
+        while (found := read()) != wanted:
+            assert time.monotonic() < deadline, f"expected {wanted}, got {found}"
             time.sleep(0.5)
 
     return wait
@@ -96,7 +96,7 @@ def until() -> Callable[..., None]:
 
 @pytest.fixture
 def containers() -> Iterator[Callable[..., str]]:
-    """Runs containers in the background; they are gone at the end."""
+    """`containers(*arguments)` runs a container in the background, which is removed after the test."""
     started: list[str] = []
 
     def run(*arguments: str) -> str:
@@ -104,5 +104,5 @@ def containers() -> Iterator[Callable[..., str]]:
         return started[-1]
 
     yield run
-    for one in started:
-        docker("rm", "--force", "--volumes", one, check=False)
+    for container in started:
+        docker("rm", "--force", "--volumes", container, check=False)

@@ -1,4 +1,4 @@
-"""What tests of containers share: docker's command, and whether it can be used here."""
+"""Runs docker commands for the tests of containers, and finds out whether docker is available."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ TAG = "tests"
 
 def reason_to_skip() -> str:
     if shutil.which("docker") is None:
-        return "there is no docker here"
+        return "docker is not installed"
     if succeeds("docker", "info"):
         if succeeds("docker", "image", "inspect", BASE_IMAGE) or succeeds("docker", "pull", "--quiet", BASE_IMAGE):
             return ""
-        return f"the base image {BASE_IMAGE} is not here and cannot be pulled"
-    return "no docker daemon answers"
+        return f"the base image {BASE_IMAGE} is missing and cannot be pulled"
+    return "the docker daemon does not respond"
 
 
 def succeeds(*command: str) -> bool:
@@ -31,7 +31,7 @@ def succeeds(*command: str) -> bool:
 
 
 def docker(*arguments: str, check: bool = True, timeout_s: float = 120) -> str:
-    """The output of a docker command."""
+    """Run a docker command and return its standard output."""
     done = subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=timeout_s, check=False)
     assert done.returncode == 0 or not check, f"docker {arguments}: {done.stderr[-2000:]}"
     return done.stdout.strip()

@@ -1,4 +1,4 @@
-"""What an image is: small, without privileges, content with a read-only root, healthy or not, and gone on SIGTERM."""
+"""Images of services: size, layers, privileges, health checks and shutdown."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def _about(image: str) -> Any:
     return json.loads(docker("image", "inspect", image))[0]
 
 
-def _until(answer: Callable[[], str], wanted: str, timeout_s: float = 90) -> None:
+def _until(read: Callable[[], str], wanted: str, timeout_s: float = 90) -> None:
     deadline = time.monotonic() + timeout_s
-    while (found := answer()) != wanted:
-        assert time.monotonic() < deadline, f"{found}, not {wanted}"
+    while (found := read()) != wanted:
+        assert time.monotonic() < deadline, f"expected {wanted}, got {found}"
         time.sleep(0.3)
 
 
@@ -35,7 +35,7 @@ def _health(container: str) -> str:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_image_is_small_and_of_no_privileged_user(image: Callable[[str], str], service: str) -> None:
+def test_image_is_small_and_runs_as_an_unprivileged_user(image: Callable[[str], str], service: str) -> None:
     about, base = _about(image(service)), _about(BASE_IMAGE)
     assert (about["Size"] - base["Size"]) / 1e6 < MEGABYTES_OVER_BASE_MAX
     assert about["RootFS"]["Layers"][: len(base["RootFS"]["Layers"])] == base["RootFS"]["Layers"]
@@ -50,24 +50,24 @@ def test_services_share_all_layers(image: Callable[[str], str]) -> None:
     assert len({tuple(_about(image(service))["RootFS"]["Layers"]) for service in SERVICES}) == 1
 
 
-def test_nothing_for_developers_is_in_it(image: Callable[[str], str]) -> None:
+def test_image_has_no_development_packages(image: Callable[[str], str]) -> None:
     script = "import importlib.util as u, sys; print([n for n in sys.argv[1:] if u.find_spec(n)])"
     absent = ("pyspark", "pandas", "mypy", "pytest", "ruff", "grpc_tools", "testcontainers")
     found = docker("run", "--rm", "--entrypoint", "/opt/kipmesh/bin/python", image("leader"), "-c", script, *absent)
     assert found == "[]"
 
 
-def test_root_is_nobody_s_and_the_volume_is_the_service_s(image: Callable[[str], str]) -> None:
+def test_service_user_can_write_its_volume_but_not_the_root(image: Callable[[str], str]) -> None:
     script = (
         "for f in /opt/kipmesh/x /etc/kipmesh/x /x; do touch $f 2>/dev/null && echo wrote $f; done;"
         " touch /var/lib/kipmesh/x && id -u"
     )
-    # Without --read-only: the files' own permissions have to do.
+    # Without --read-only, so that only file permissions apply.
     assert docker("run", "--rm", "--entrypoint", "sh", image("leader"), "-c", script) == "10001"
 
 
 @pytest.mark.parametrize("service", ["metadata_controller", "leader", "follower", "consumer"])
-def test_missing_configuration_is_one_line(image: Callable[[str], str], service: str) -> None:
+def test_missing_configuration_is_reported_in_one_line(image: Callable[[str], str], service: str) -> None:
     done = subprocess.run(
         ["docker", "run", "--rm", *STRICT, image(service)], capture_output=True, text=True, timeout=120, check=False
     )
@@ -76,10 +76,10 @@ def test_missing_configuration_is_one_line(image: Callable[[str], str], service:
     assert "is required" in done.stderr
 
 
-def test_broker_is_healthy_when_it_is_ready_and_ends_on_sigterm(
+def test_broker_becomes_healthy_when_ready_and_stops_on_sigterm(
     image: Callable[[str], str], containers: Callable[..., str]
 ) -> None:
-    """A broker without its controller is alive, and not healthy; with it it is; `docker stop` gets 0 and clean logs."""
+    """A broker without a controller is alive but not healthy. `docker stop` ends it with exit code 0 and no errors."""
     network = f"kipmesh-tests-{time.time_ns()}"
     docker("network", "create", network)
     try:
@@ -88,8 +88,8 @@ def test_broker_is_healthy_when_it_is_ready_and_ends_on_sigterm(
         def run(name: str, service: str, **more: str) -> str:
             pairs = [f"KIPMESH_CONFIG_{key}={value}" for key, value in (settings | more).items()]
             environment = [word for pair in pairs for word in ("--env", pair)]
-            where = ("--network", network, "--network-alias", name)
-            return containers(*STRICT, *where, *environment, image(service))
+            location = ("--network", network, "--network-alias", name)
+            return containers(*STRICT, *location, *environment, image(service))
 
         broker = run("leader-1", "leader", NODE_ID="1", ADVERTISED_LISTENERS="MESH://leader-1:9092")
         alive = ("exec", broker, "python", "-m", "kipmesh.node.health", "9404")
@@ -113,7 +113,7 @@ def test_broker_is_healthy_when_it_is_ready_and_ends_on_sigterm(
 
 
 @pytest.mark.slow
-def test_the_same_sources_make_the_same_layers(image: Callable[[str], str]) -> None:
+def test_image_build_is_reproducible(image: Callable[[str], str]) -> None:
     about = _about(image("leader"))
     epoch = subprocess.run(
         ["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=True

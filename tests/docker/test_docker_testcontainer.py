@@ -1,4 +1,4 @@
-"""`KipmeshContainer`: a mesh in a container whose brokers tell the ports that this machine has given it."""
+"""`KipmeshContainer`: a cluster in a container whose brokers advertise the mapped ports."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.timeout(1200)
 
 @pytest.fixture
 def without_reaper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its image cannot be had everywhere; these tests remove their containers themselves."""
+    """Disable the reaper, whose image may be unavailable. The tests remove their containers themselves."""
     testcontainers = pytest.importorskip("testcontainers.core.config")
     monkeypatch.setattr(testcontainers.testcontainers_config, "ryuk_disabled", True)
 
 
 @pytest.fixture
-def mesh(image: Callable[[str], str], without_reaper: None) -> Iterator[KipmeshContainer]:
+def cluster(image: Callable[[str], str], without_reaper: None) -> Iterator[KipmeshContainer]:
     from kipmesh.testing.containers import KipmeshContainer
 
     with KipmeshContainer(image("single"), brokers=2, config={"num.partitions": "2"}) as container:
@@ -34,8 +34,8 @@ def mesh(image: Callable[[str], str], without_reaper: None) -> Iterator[KipmeshC
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_records_go_in_and_out_by_both_protocols(mesh: KipmeshContainer) -> None:
-    bootstrap = mesh.get_bootstrap_server()
+def test_clients_of_both_protocols_read_the_records(cluster: KipmeshContainer) -> None:
+    bootstrap = cluster.get_bootstrap_server()
     with AdminClient(bootstrap) as admin:
         admin.create_topics([NewTopic("greetings", 2, 2)])
     with Producer(bootstrap) as producer:
@@ -47,14 +47,14 @@ def test_records_go_in_and_out_by_both_protocols(mesh: KipmeshContainer) -> None
         while len(values) < 20:
             values += [record.value for record in consumer.poll(timeout_ms=5000) if record.value is not None]
     assert sorted(map(int, values)) == list(range(20))
-    assert _read_as_kafka(mesh.get_kafka_bootstrap_server(), "greetings", 20) == list(range(20))
-    container = mesh.get_wrapped_container()
+    assert _read_as_kafka(cluster.get_kafka_bootstrap_server(), "greetings", 20) == list(range(20))
+    container = cluster.get_wrapped_container()
     docker("stop", "--time", "30", container.id)
     assert docker("inspect", "--format", "{{.State.ExitCode}}", container.id) == "0"
 
 
 def _read_as_kafka(bootstrap: str, topic: str, count: int) -> list[int]:
-    """The values of both partitions, by a client of Apache Kafka that assigns them itself."""
+    """Read the values of both partitions with aiokafka, without a group."""
     import asyncio
 
     from aiokafka import AIOKafkaConsumer, TopicPartition
