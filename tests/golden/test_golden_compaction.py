@@ -1,4 +1,4 @@
-"""Apache Kafka's DumpLogSegments reads compacted segments: every record that is left, and no complaint."""
+"""Apache Kafka's DumpLogSegments reads all records of compacted segments without warnings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIG = TopicConfig.parse({"cleanup.policy": "compact", "segment.bytes": 20_000
 RECORD = re.compile(r"^\| offset: (\d+) CreateTime: (\d+) .*? key: (\S+)(?: payload: (.*))?$", re.MULTILINE)
 
 
-def test_kafka_reads_what_compaction_leaves(tmp_path: Path, kafka_dump: Callable[..., str]) -> None:
+def test_kafka_reads_compacted_segments(tmp_path: Path, kafka_dump: Callable[..., str]) -> None:
     manager = LogManager(RealFileSystem(), [str(tmp_path)], cluster_id="cluster", node_id=1, defaults=CONFIG)
     manager.load(NOW)
     log = manager.create("golden", 0, b"i" * 16, CONFIG, NOW)

@@ -1,4 +1,4 @@
-"""Apache Kafka's DumpLogSegments reads our files without a complaint."""
+"""Apache Kafka's DumpLogSegments reads segments and indexes of kipmesh without warnings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def manager_of(path: Path, now_ms: int = NOW) -> LogManager:
 
 
 def fill(log: Log, batches: int, *, epoch: int = 0, start_ms: int = NOW) -> None:
-    """Batches of all compressions, sizes and orders of time."""
+    """Append batches of all compressions with various sizes and unordered timestamps."""
     for number in range(batches):
         values = [f"value {number} {record} ".encode() * (1 + number % 40) for record in range(1 + number % 7)]
         batch = produced_batch(

@@ -1,4 +1,4 @@
-"""Apache Kafka's DumpLogSegments decodes the records that our coordinator writes to `__consumer_offsets`."""
+"""Apache Kafka's DumpLogSegments decodes the records of `__consumer_offsets`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ RECORDS: list[Record] = [
 LINE = re.compile(r"^\| offset: \d+ .*? key: (.*?) payload: (.*)$", re.MULTILINE)
 
 
-def test_kafka_reads_what_the_coordinator_writes(tmp_path: Path, kafka_dump: Callable[..., str]) -> None:
+def test_kafka_decodes_offset_and_group_records(tmp_path: Path, kafka_dump: Callable[..., str]) -> None:
     defaults = TopicConfig()
     manager = LogManager(RealFileSystem(), [str(tmp_path)], cluster_id="cluster", node_id=1, defaults=defaults)
     manager.load(NOW)

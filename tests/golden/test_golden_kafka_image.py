@@ -1,4 +1,4 @@
-"""Apache Kafka's own image classes load our snapshot and write it again: what `bench.snapshot --kafka` runs."""
+"""Apache Kafka's image classes load and rewrite a metadata snapshot, as in `bench.snapshot --kafka`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kipmesh.storage.quorum.snapshots import SnapshotStore
 pytestmark = [pytest.mark.kafka_tools, pytest.mark.timeout(600)]
 
 
-def test_kafkas_own_classes_load_our_snapshot(tmp_path: Path) -> None:
+def test_kafka_image_classes_load_a_metadata_snapshot(tmp_path: Path) -> None:
     image = balanced_image(100)
     image.apply(r.FeatureLevelRecord(FENCING_FEATURE, FENCING_LEVEL), MetadataDelta())
     for mechanism in (1, 2):

@@ -1,4 +1,4 @@
-"""Apache Kafka's DumpLogSegments reads the metadata log and the snapshots of a cluster of processes that is running."""
+"""Apache Kafka's DumpLogSegments reads the metadata logs and snapshots of a running cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kipmesh.client.types import NewTopic
 pytestmark = [pytest.mark.kafka_tools, pytest.mark.timeout(600)]
 
 PAYLOAD = re.compile(r"payload: (\{.*\})$", re.MULTILINE)
-# The log's start rises, but with one segment its file has everything from offset 0 on.
+# The log start offset advances, but the only segment still has all records from offset 0.
 CONFIG = {
     "broker.session.timeout.ms": "8000",
     "broker.heartbeat.interval.ms": "500",
@@ -35,36 +35,36 @@ async def change(bootstrap: str, create: list[str], delete: list[str]) -> None:
 
 
 def records_of(output: str) -> Counter[str]:
-    """How many records of each type."""
+    """Count the records by type."""
     decoded = [json.loads(text) for text in PAYLOAD.findall(output)]
-    return Counter(one["type"] for one in decoded if str(one.get("type", "")).endswith("_RECORD"))
+    return Counter(record["type"] for record in decoded if str(record.get("type", "")).endswith("_RECORD"))
 
 
-def live(mesh: QuorumCluster) -> None:
-    """Topics, a failover, a fenced broker and deletions."""
-    mesh.run(change(mesh.bootstrap, [f"before-{number}" for number in range(30)], ["before-3", "before-7"]))
-    first = mesh.active()
-    mesh.kill(first.name)
-    mesh.run(change(mesh.bootstrap, [f"after-{number}" for number in range(10)], []))
-    mesh.start(first.name)
-    mesh.kill("broker-3")
-    alive = ",".join(broker.grpc for broker in mesh.brokers if broker.name != "broker-3")
+def change_metadata(cluster: QuorumCluster) -> None:
+    """Create and delete topics, fail over the active controller and fence a broker."""
+    cluster.run(change(cluster.bootstrap, [f"before-{number}" for number in range(30)], ["before-3", "before-7"]))
+    first = cluster.active()
+    cluster.kill(first.name)
+    cluster.run(change(cluster.bootstrap, [f"after-{number}" for number in range(10)], []))
+    cluster.start(first.name)
+    cluster.kill("broker-3")
+    alive = ",".join(broker.grpc for broker in cluster.brokers if broker.name != "broker-3")
 
     async def fenced() -> bool:
         async with AdminClient(alive) as admin:
             return {broker.node_id for broker in (await admin.describe_cluster()).brokers} == {1, 2}
 
-    wait_for(lambda: mesh.run(fenced()), "fenced broker")
-    mesh.run(change(alive, ["after-the-fencing"], ["after-1"]))
-    mesh.wait_caught_up()
+    wait_for(lambda: cluster.run(fenced()), "fenced broker")
+    cluster.run(change(alive, ["after-the-fencing"], ["after-1"]))
+    cluster.wait_caught_up()
 
 
 def test_kafka_reads_the_metadata_files_of_a_live_cluster(tmp_path: Path, kafka_dump: Callable[..., str]) -> None:
-    with QuorumCluster(tmp_path, controllers=3, brokers=3, config=CONFIG) as mesh:
-        live(mesh)
-        for node in (mesh.active(), mesh.brokers[0]):
-            folder = node.data / METADATA
-            segments, snapshots = sorted(folder.glob("*.log")), sorted(folder.glob("*.checkpoint"))
+    with QuorumCluster(tmp_path, controllers=3, brokers=3, config=CONFIG) as cluster:
+        change_metadata(cluster)
+        for node in (cluster.active(), cluster.brokers[0]):
+            directory = node.data / METADATA
+            segments, snapshots = sorted(directory.glob("*.log")), sorted(directory.glob("*.checkpoint"))
             assert segments
             assert snapshots
             log = kafka_dump(segments, "--cluster-metadata-decoder")
@@ -91,5 +91,5 @@ def check_log(output: str) -> None:
     assert len(set(re.findall(r"partitionLeaderEpoch: (\d+)", output))) >= 2
     assert "FEATURE_LEVEL_RECORD" in found
     payloads = [json.loads(text) for text in PAYLOAD.findall(output)]
-    changes = [one["data"] for one in payloads if one.get("type") == "BROKER_REGISTRATION_CHANGE_RECORD"]
-    assert any(one["brokerId"] == 3 and one["fenced"] == 1 for one in changes)
+    changes = [payload["data"] for payload in payloads if payload.get("type") == "BROKER_REGISTRATION_CHANGE_RECORD"]
+    assert any(change["brokerId"] == 3 and change["fenced"] == 1 for change in changes)

@@ -1,4 +1,4 @@
-"""Apache Kafka's DumpLogSegments decodes the metadata log, record by record."""
+"""Apache Kafka's DumpLogSegments decodes every record type of the metadata log."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ RECORDS = [
 ]
 
 
-def test_every_record_is_decoded(tmp_path: Path, kafka_dump: Callable[..., str]) -> None:
+def test_kafka_decodes_every_record_of_the_metadata_log(tmp_path: Path, kafka_dump: Callable[..., str]) -> None:
     manager = LogManager(
         RealFileSystem(), (str(tmp_path),), cluster_id="c", node_id=1001, defaults=TopicConfig.parse({})
     )
@@ -96,11 +96,11 @@ def test_every_record_is_decoded(tmp_path: Path, kafka_dump: Callable[..., str])
         re.sub(r"(?<!^)(?=[A-Z])", "_", type(record).__name__.removesuffix("Record")).upper() for record in RECORDS
     ]
     names = [f"{name}_RECORD" for name in names]
-    assert [one["type"] for one in decoded if "type" in one and one["type"].endswith("_RECORD")] == names
+    assert [record["type"] for record in decoded if record.get("type", "").endswith("_RECORD")] == names
     assert output.count("LeaderChange") == 2
-    by_type = {one["type"]: one["data"] for one in decoded if "type" in one}
+    by_type = {record["type"]: record["data"] for record in decoded if "type" in record}
     assert by_type["FEATURE_LEVEL_RECORD"] == {"name": "metadata.version", "featureLevel": 25}
-    # Fields of ours are in tags that Kafka skips.
+    # kipmesh's fields are in tags, which Kafka skips.
     assert by_type["BROKER_REGISTRATION_CHANGE_RECORD"] == {"brokerId": 1, "brokerEpoch": 3, "fenced": 1}
     broker = by_type["REGISTER_BROKER_RECORD"]
     assert (broker["brokerId"], broker["brokerEpoch"], broker["rack"], broker["fenced"]) == (1, 3, "rack-a", True)

@@ -1,4 +1,4 @@
-"""Apache Kafka's DumpLogSegments reads our `.snapshot` files of producers."""
+"""Apache Kafka's DumpLogSegments reads producer snapshots of kipmesh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Apache Kafka's own producer on a real broker, as the benchmark of metadata counts it."""
+"""Counters of the metadata benchmark with Apache Kafka's producer and broker."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.kafka_tools, pytest.mark.timeout(600
 TOPICS = 5
 
 
-def test_the_producer_and_the_broker_count_the_same(tmp_path: Path) -> None:
+def test_producer_and_broker_count_the_same_metadata_requests(tmp_path: Path) -> None:
     with kafka_broker.KafkaBroker() as broker:
         kafka_broker.compile_program("ProducerStart", tmp_path)
-        given = (broker.bootstrap, str(broker.jmx_port))
-        kafka_broker.run_program("ProducerStart", tmp_path, *given, "create", str(TOPICS), "1")
+        address = (broker.bootstrap, str(broker.jmx_port))
+        kafka_broker.run_program("ProducerStart", tmp_path, *address, "create", str(TOPICS), "1")
         for shape in ("awaited", "burst"):
-            figures = kafka_broker.run_program("ProducerStart", tmp_path, *given, shape, str(TOPICS))
+            figures = kafka_broker.run_program("ProducerStart", tmp_path, *address, shape, str(TOPICS))
             row = Row(shape, JAVA, **figures, client_cpu_s=0.0, cluster_cpu_s=0.0, load=0.0)
-            # A topic each; more where the broker had not heard of one yet.
+            # One topic per request; repeated while the broker did not have the topic.
             assert row.topics >= TOPICS
             assert row.broker_requests is not None
             assert row.broker_received_bytes is not None
-            assert abs(row.requests - row.broker_requests) <= 1, "the first may go before the counter is there"
+            assert abs(row.requests - row.broker_requests) <= 1, "only the first request may precede the counter"
             assert 0 < row.broker_received_bytes < row.bytes
             assert row.total_s > 0
             assert row.peak_mib > 10

@@ -1,4 +1,4 @@
-"""Apache Kafka's DumpLogSegments reads our snapshots: header, footer and each record."""
+"""Apache Kafka's DumpLogSegments reads metadata snapshots: header, footer and every record."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def image_of_records() -> MetadataImage:
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_every_record_is_decoded(tmp_path: Path, kafka_dump: Callable[..., str], compression: str) -> None:
+def test_kafka_decodes_every_record_of_a_snapshot(
+    tmp_path: Path, kafka_dump: Callable[..., str], compression: str
+) -> None:
     image = image_of_records()
     store = SnapshotStore(RealFileSystem(), str(tmp_path))
     snapshot_id = SnapshotId(image.offset + 1, 7)
@@ -78,22 +80,24 @@ def test_every_record_is_decoded(tmp_path: Path, kafka_dump: Callable[..., str],
     assert output.count("isControl: false") == 3
     assert f"compresscodec: {compression}" in output
     assert "partitionLeaderEpoch: 7" in output
-    decoded = [one for one in map(json.loads, PAYLOAD.findall(output)) if "type" in one]
+    decoded = [record for record in map(json.loads, PAYLOAD.findall(output)) if "type" in record]
     names = [
         re.sub(r"(?<!^)(?=[A-Z])", "_", type(record).__name__).upper() for record in image_records(image.capture())
     ]
     assert len(names) == len(RECORDS)
-    assert [one["type"] for one in decoded] == [*names, *["NO_OP_RECORD"] * 2500]
+    assert [record["type"] for record in decoded] == [*names, *["NO_OP_RECORD"] * 2500]
     assert decoded[0]["data"] == {"name": "metadata.version", "featureLevel": 25}
-    partitions = [one["data"] for one in decoded if one["type"] == "PARTITION_RECORD"]
-    assert [one["isr"] for one in partitions] == [[1, 2], [], [1, 2]]
+    partitions = [record["data"] for record in decoded if record["type"] == "PARTITION_RECORD"]
+    assert [partition["isr"] for partition in partitions] == [[1, 2], [], [1, 2]]
     assert partitions[1]["lastKnownElr"] == [1]
     assert (partitions[2]["removingReplicas"], partitions[2]["addingReplicas"]) == ([2], [1])
     assert partitions[2]["eligibleLeaderReplicas"] == [2]
-    assert next(one["data"] for one in decoded if one["type"] == "PRODUCER_IDS_RECORD")["nextProducerId"] == 1000
-    credentials = [one["data"] for one in decoded if one["type"] == "USER_SCRAM_CREDENTIAL_RECORD"]
-    assert [(one["name"], one["mechanism"], one["iterations"]) for one in credentials] == [
+    assert (
+        next(record["data"] for record in decoded if record["type"] == "PRODUCER_IDS_RECORD")["nextProducerId"] == 1000
+    )
+    credentials = [record["data"] for record in decoded if record["type"] == "USER_SCRAM_CREDENTIAL_RECORD"]
+    assert [(user["name"], user["mechanism"], user["iterations"]) for user in credentials] == [
         ("alice", 1, 4096),
         ("alice", 2, 8192),
     ]
-    assert {b64decode(one["storedKey"]) for one in credentials} == {b"stored"}
+    assert {b64decode(user["storedKey"]) for user in credentials} == {b"stored"}

@@ -1,7 +1,7 @@
-"""What clients of others and a real Apache Kafka said to each other (`tools/capture_wire.py`), through our codecs.
+"""Codecs on recorded exchanges between third-party clients and Apache Kafka (`tools/capture_wire.py`).
 
-Each frame is read to its end and written again, to the same bytes. `DIFFERENT` has what is written otherwise, and why;
-what is no longer different has to go from it.
+Each frame is decoded completely and encoded to the same bytes. `DIFFERENT` lists the exceptions with their reasons; an
+entry without a difference fails the test.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from kipmesh.messages.kafka import Codec, Out, skip_tags
 from kipmesh.messages.table import KAFKA_APIS, Api
 from kipmesh.transport.kafka.framing import read_header
 
-FOLDER = Path(__file__).resolve().parent / "wire"
-EXCHANGES = json.loads((FOLDER / "exchanges.json").read_text())
+DIRECTORY = Path(__file__).resolve().parent / "wire"
+EXCHANGES = json.loads((DIRECTORY / "exchanges.json").read_text())
 DIFFERENT = {
-    ("ApiVersions", 3, "response"): "Apache Kafka's features are in tags that are not kept",
-    ("ApiVersions", 4, "response"): "Apache Kafka's features are in tags that are not kept",
-    ("DescribeConfigs", 1, "request"): "null for all names becomes an empty list, which means the same here",
-    ("DescribeConfigs", 2, "request"): "null for all names becomes an empty list, which means the same here",
-    ("DescribeConfigs", 4, "request"): "null for all names becomes an empty list, which means the same here",
-    ("CreatePartitions", 1, "request"): "null for no assignments becomes an empty list, which means the same here",
-    ("CreatePartitions", 2, "request"): "null for no assignments becomes an empty list, which means the same here",
-    ("CreatePartitions", 3, "request"): "null for no assignments becomes an empty list, which means the same here",
+    ("ApiVersions", 3, "response"): "tags with Apache Kafka's features are dropped",
+    ("ApiVersions", 4, "response"): "tags with Apache Kafka's features are dropped",
+    ("DescribeConfigs", 1, "request"): "null (all names) becomes an empty list, which is equivalent",
+    ("DescribeConfigs", 2, "request"): "null (all names) becomes an empty list, which is equivalent",
+    ("DescribeConfigs", 4, "request"): "null (all names) becomes an empty list, which is equivalent",
+    ("CreatePartitions", 1, "request"): "null (no assignments) becomes an empty list, which is equivalent",
+    ("CreatePartitions", 2, "request"): "null (no assignments) becomes an empty list, which is equivalent",
+    ("CreatePartitions", 3, "request"): "null (no assignments) becomes an empty list, which is equivalent",
 }
 
-NAMES = sorted(path.stem for path in FOLDER.glob("*.request"))
+NAMES = sorted(path.stem for path in DIRECTORY.glob("*.request"))
 
 
-def again(codec: Codec, frame: memoryview, at: int) -> tuple[Any, bytes]:
-    """The value of a body, all of which has to be read, and the bytes that it is written as."""
+def round_trip(codec: Codec, frame: memoryview, at: int) -> tuple[Any, bytes]:
+    """Decode a body completely and return its value and its encoding."""
     value, end = codec.read(frame, at)
     assert end == len(frame)
     out = Out()
@@ -43,21 +43,20 @@ def again(codec: Codec, frame: memoryview, at: int) -> tuple[Any, bytes]:
 
 
 def check(api: Api, version: int, kind: str, codec: Codec, frame: memoryview, at: int) -> None:
-    value, written = again(codec, frame, at)
+    value, written = round_trip(codec, frame, at)
     assert value is not None
-    _, twice = again(codec, memoryview(written), 0)
+    _, twice = round_trip(codec, memoryview(written), 0)
     assert twice == written
     if (api.name, version, kind) in DIFFERENT:
-        assert written != bytes(frame[at:]), "no longer different"
+        assert written != bytes(frame[at:]), "remove the entry of DIFFERENT"
     else:
         assert written == bytes(frame[at:])
 
 
 def test_recorded_exchanges_cover_the_important_apis() -> None:
-    """Those whose exchanges are worth something; others are rarely asked for by these clients."""
-    heard = {EXCHANGES[name]["api"] for name in NAMES}
+    recorded = {EXCHANGES[name]["api"] for name in NAMES}
     assert set(EXCHANGES) == set(NAMES)
-    assert heard >= {
+    assert recorded >= {
         "Produce",
         "Fetch",
         "ListOffsets",
@@ -67,12 +66,12 @@ def test_recorded_exchanges_cover_the_important_apis() -> None:
         "OffsetCommit",
         "OffsetFetch",
     }
-    assert len(heard) >= 20
+    assert len(recorded) >= 20
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_recorded_requests_survive_a_round_trip(name: str) -> None:
-    frame = memoryview((FOLDER / f"{name}.request").read_bytes())
+    frame = memoryview((DIRECTORY / f"{name}.request").read_bytes())
     key, version = map(int, name.split("-"))
     api = KAFKA_APIS[key]
     header = read_header(frame, lambda _key, number: number >= api.flexible_since)
@@ -84,11 +83,11 @@ def test_recorded_requests_survive_a_round_trip(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_recorded_responses_survive_a_round_trip(name: str) -> None:
-    asked = (FOLDER / f"{name}.request").read_bytes()
-    frame = memoryview((FOLDER / f"{name}.response").read_bytes())
+    request = (DIRECTORY / f"{name}.request").read_bytes()
+    frame = memoryview((DIRECTORY / f"{name}.response").read_bytes())
     key, version = map(int, name.split("-"))
     api = KAFKA_APIS[key]
-    assert struct.unpack_from(">i", frame) == struct.unpack_from(">i", asked, 4)
+    assert struct.unpack_from(">i", frame) == struct.unpack_from(">i", request, 4)
     since = api.response_header_flexible_since
     if since is None:
         since = api.flexible_since
