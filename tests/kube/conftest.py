@@ -1,13 +1,13 @@
-"""The chart on a real Kubernetes: whatever cluster the kubeconfig names. `make kube`; docs/operations.md says how.
+"""Fixtures of the Helm chart's tests on the Kubernetes cluster of the kubeconfig: `make kube` (docs/operations.md).
 
-| variable                  | what                                                                                    |
+| variable                  | meaning                                                                                 |
 | ------------------------- | --------------------------------------------------------------------------------------- |
-| `KUBECONFIG`              | the cluster                                                                             |
-| `KIPMESH_KUBE_IMAGE`      | REPOSITORY:TAG of an image that its nodes have or can pull                              |
-| `KIPMESH_KUBE_IMAGE_NEXT` | the one to upgrade to, of `make image-next`; without it that test is skipped            |
-| `KIPMESH_KUBE_IMAGE_SPARK`| the image of the Spark jobs; without it their test is skipped                           |
-| `KIPMESH_KUBE_CUT_NODE`   | a command that cuts the power of node `{node}`; without it that test is skipped         |
-| `KIPMESH_KUBE_BOOT_NODE`  | a command that boots it again                                                           |
+| `KUBECONFIG`              | configuration of the cluster                                                            |
+| `KIPMESH_KUBE_IMAGE`      | REPOSITORY:TAG of an image that the nodes have or can pull                              |
+| `KIPMESH_KUBE_IMAGE_NEXT` | image for the upgrade (`make image-next`); without it the test is skipped               |
+| `KIPMESH_KUBE_IMAGE_SPARK`| image of the Spark jobs; without it their test is skipped                               |
+| `KIPMESH_KUBE_CUT_NODE`   | command that cuts the power of node `{node}`; without it the test is skipped            |
+| `KIPMESH_KUBE_BOOT_NODE`  | command that boots the node again                                                       |
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ import pytest
 from tests.kube.kube_of_tests import CHART, Release, command, image_values, make_secrets
 
 
-def _why_not() -> str | None:
+def _reason_to_skip() -> str | None:
     for tool in ("kubectl", "helm"):
         if shutil.which(tool) is None:
             return f"{tool} is not installed"
     if "KIPMESH_KUBE_IMAGE" not in os.environ:
-        return "KIPMESH_KUBE_IMAGE names no image"
+        return "KIPMESH_KUBE_IMAGE is not set"
     try:
         subprocess.run(["kubectl", "get", "--raw", "/readyz"], check=True, capture_output=True, timeout=10)
     except (subprocess.SubprocessError, OSError):
-        return "no Kubernetes answers (KUBECONFIG)"
+        return "the Kubernetes cluster does not respond (KUBECONFIG)"
     return None
 
 
-_WHY_NOT = _why_not()
+_SKIP_REASON = _reason_to_skip()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: "test_kube_chaos" in str(item.path))  # last: it moves pods away from where they began
+    items.sort(key=lambda item: "test_kube_chaos" in str(item.path))  # last, because it moves pods to other nodes
     for item in items:
-        if _WHY_NOT and "tests/kube/" in str(item.path):
-            item.add_marker(pytest.mark.skip(reason=_WHY_NOT))
+        if _SKIP_REASON and "tests/kube/" in str(item.path):
+            item.add_marker(pytest.mark.skip(reason=_SKIP_REASON))
 
 
 @pytest.fixture(scope="session")
 def namespace() -> Iterator[str]:
-    """One that takes no pod that is not within the restricted standard."""
+    """Namespace that enforces the restricted pod security standard."""
     name = f"kipmesh-{secrets.token_hex(3)}"
     command("kubectl", "create", "namespace", name)
-    enforced = [f"pod-security.kubernetes.io/{what}=restricted" for what in ("enforce", "warn")]
+    enforced = [f"pod-security.kubernetes.io/{mode}=restricted" for mode in ("enforce", "warn")]
     command("kubectl", "label", "namespace", name, *enforced)
     yield name
     command("kubectl", "delete", "namespace", name, "--wait=false")
@@ -60,26 +60,26 @@ def namespace() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def release(namespace: str) -> Iterator[Release]:
-    """Three controllers, a leader, two followers, a consumer, and the chaos pod."""
+    """Release with three controllers, a leader, two followers, a consumer and the chaos pod."""
     small = ["--set", "controllers.persistence.size=1Gi,leaders.persistence.size=1Gi,followers.persistence.size=1Gi"]
     more = ["--set", "chaos.enabled=true,kafka.external.enabled=true"]
-    mesh = Release(namespace, "mesh", *image_values(os.environ["KIPMESH_KUBE_IMAGE"]), *small, *more)
+    installed = Release(namespace, "mesh", *image_values(os.environ["KIPMESH_KUBE_IMAGE"]), *small, *more)
     assert CHART.is_dir()
-    mesh.install()
-    yield mesh
-    mesh.uninstall()
+    installed.install()
+    yield installed
+    installed.uninstall()
 
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an authority, and what it has signed."""
+    """Directory of a certificate authority and its certificates."""
     return tmp_path_factory.mktemp("certificates")
 
 
 @pytest.fixture(scope="module")
 def secure(namespace: str, certificates: Path) -> Iterator[Release]:
-    """One with TLS, whose processes can be held, and whose followers have little memory and small volumes."""
-    mesh = Release(
+    """Release with TLS and pausable processes, whose followers have little memory and small volumes."""
+    installed = Release(
         namespace, "safe", *image_values(os.environ["KIPMESH_KUBE_IMAGE"]),
         "--set", "chaos.enabled=true,chaos.pause=true,tls.enabled=true",
         "--set", "tls.secretName=safe-nodes,tls.clientSecretName=safe-client,tls.consumersClientAuth=required",
@@ -88,9 +88,9 @@ def secure(namespace: str, certificates: Path) -> Iterator[Release]:
         "--set", "followers.persistence.enabled=false",
         "--set", "followers.emptyDir.medium=Memory,followers.emptyDir.sizeLimit=64Mi",
     )  # fmt: skip
-    make_secrets(mesh, certificates)
-    mesh.install()
-    yield mesh
-    mesh.uninstall()
+    make_secrets(installed, certificates)
+    installed.install()
+    yield installed
+    installed.uninstall()
     for name in ("safe-nodes", "safe-client"):
-        mesh.kubectl("delete", "secret", name)
+        installed.kubectl("delete", "secret", name)

@@ -1,4 +1,4 @@
-"""kafka-python writes and reads: `python kafka_roundtrip.py BOOTSTRAP TOPIC COUNT`; run here, and in a pod."""
+"""Writes and reads records with kafka-python: `python kafka_roundtrip.py BOOTSTRAP TOPIC COUNT`. Also runs in a pod."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def main(bootstrap: str, topic: str, count: int) -> None:
     admin.close()
     producer = KafkaProducer(bootstrap_servers=bootstrap, acks="all")
     sent = [producer.send(topic, str(number).encode(), partition=number % PARTITIONS) for number in range(count)]
-    for one in sent:
-        one.get(60)
+    for delivery in sent:
+        delivery.get(60)
     producer.close()
     consumer = KafkaConsumer(bootstrap_servers=bootstrap, consumer_timeout_ms=60_000)
     consumer.assign([TopicPartition(topic, number) for number in range(PARTITIONS)])

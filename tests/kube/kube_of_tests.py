@@ -1,4 +1,4 @@
-"""A release of the chart on whatever Kubernetes the kubeconfig names, by kubectl and helm."""
+"""Manages a release of the chart by kubectl and helm on the Kubernetes cluster of the kubeconfig."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ CHART = ROOT / "helm" / "kipmesh"
 JOB_CHART = ROOT / "helm" / "kipmesh-job"
 EXPERIMENTS = ROOT / "deploy" / "chaos" / "kubernetes"
 INSTALL_TIMEOUT = "600s"
-LOOK_AGAIN_S = 1.0
+POLL_INTERVAL_S = 1.0
 
 
 class CommandFailedError(Exception):
-    """What a command wrote when it failed."""
+    """A command failed; the text has its output."""
 
 
 def command(*arguments: str, stdin: str | None = None, timeout_s: float = 700, check: bool = True) -> str:
@@ -36,21 +36,21 @@ def command(*arguments: str, stdin: str | None = None, timeout_s: float = 700, c
 
 
 def image_values(image: str) -> list[str]:
-    """The options of helm that name the image REPOSITORY:TAG."""
+    """Return helm options for the image REPOSITORY:TAG."""
     repository, _, tag = image.rpartition(":")
     return ["--set-string", f"image.repository={repository},image.tag={tag}"]
 
 
-def wait_for(what: str, is_so: Callable[[], bool], timeout_s: float = 300) -> None:
+def wait_for(awaited: str, condition: Callable[[], bool], timeout_s: float = 300) -> None:
     deadline = time.monotonic() + timeout_s
-    while not is_so():
+    while not condition():
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {timeout_s:g} s for {what}")
-        time.sleep(LOOK_AGAIN_S)
+            raise AssertionError(f"waited {timeout_s:g} s for {awaited}")
+        time.sleep(POLL_INTERVAL_S)
 
 
 class Release:
-    """One release in a namespace; `values` are files and settings that every helm command gets."""
+    """A release in a namespace. `values` are options of every helm install and upgrade."""
 
     def __init__(self, namespace: str, name: str, *values: str) -> None:
         self.namespace = namespace
@@ -71,7 +71,7 @@ class Release:
             self.wait_rolled()
 
     def wait_rolled(self) -> None:
-        """helm's --wait is content with StatefulSets that still roll."""
+        """Wait until all StatefulSets are rolled, which helm's --wait does not do."""
         for kind in ("controllers", "leaders", "followers"):
             self.kubectl("rollout", "status", f"statefulset/{self.full}-{kind}", f"--timeout={INSTALL_TIMEOUT}")
 
@@ -87,14 +87,14 @@ class Release:
         return json.loads(self.kubectl(*arguments, "-o", "json"))
 
     def pods(self, component: str | None = None) -> dict[str, dict[str, Any]]:
-        """By name."""
+        """Return pods by name."""
         selector = f"app.kubernetes.io/instance={self.name}"
         if component:
             selector += f",app.kubernetes.io/component={component}"
-        return {one["metadata"]["name"]: one for one in self.json("get", "pods", "-l", selector)["items"]}
+        return {pod["metadata"]["name"]: pod for pod in self.json("get", "pods", "-l", selector)["items"]}
 
     def kipmesh(self, *arguments: str, stdin: str | None = None, pod: str | None = None) -> str:
-        """The command, in the release's chaos pod."""
+        """Run a kipmesh command in the chaos pod or another pod."""
         pod = pod or f"{self.full}-chaos"
         return self.kubectl("exec", "-i", pod, "--", "python", "-m", "kipmesh.cli.main", *arguments, stdin=stdin)
 
@@ -102,7 +102,7 @@ class Release:
         return [json.loads(line) for line in self.kipmesh(*arguments, "--json").splitlines()]
 
     def write_experiment(self, experiment: Mapping[str, Any]) -> str:
-        """Into the chaos pod; gives the file's name there."""
+        """Write an experiment into the chaos pod and return the file name."""
         file = f"{experiment['name']}.yaml"
         self.kubectl(
             "exec",
@@ -117,35 +117,43 @@ class Release:
         return file
 
     def chaos(self, file: str, seed: int = 1) -> str:
-        """Run it; what it says when it is clean. Raises CommandFailedError."""
+        """Run an experiment and return its output. Raises CommandFailedError for anomalies."""
         return self.kipmesh("chaos", "run", file, "--dir", "chaos", "--seed", str(seed))
 
     def history(self, name: str, seed: int = 1) -> list[Event]:
-        """The events of a run."""
+        """Return the events of a run."""
         file = f"chaos/{name}-{seed}/history.jsonl"
         return [from_line(line) for line in self.kubectl("exec", f"{self.full}-chaos", "--", "cat", file).splitlines()]
 
 
-def make_secrets(release: Release, folder: Path) -> None:
-    """Certificates in cert-manager's layout, of nodes, and of consumers and clients; made anew when called again."""
+def make_secrets(release: Release, directory: Path) -> None:
+    """Create or renew secrets in cert-manager's layout with certificates of nodes, and of consumers and clients."""
     domain = f"{release.namespace}.svc.cluster.local"
     kinds = [f"*.{release.full}-{kind}.{domain}" for kind in ("controllers", "leaders", "followers")]
     names = [*kinds, *(f"{release.full}-{kind}.{domain}" for kind in ("nodes", "brokers"))]
-    kipmesh = [sys.executable, "-m", "kipmesh.cli.main", "certs", "make", str(folder)]
+    kipmesh = [sys.executable, "-m", "kipmesh.cli.main", "certs", "make", str(directory)]
     command(*kipmesh, "nodes", *(word for name in names for word in ("--san", name)))
     command(*kipmesh, "client", "--san", f"{release.full}-consumers.{domain}")
     for name, secret in (("nodes", "nodes"), ("client", "client")):
-        files = [f"--from-file={file}={folder / name / file}" for file in ("tls.crt", "tls.key", "ca.crt")]
-        wanted = f"{release.name}-{secret}"
-        made = release.kubectl(
-            "create", "secret", "generic", wanted, "--type=kubernetes.io/tls", *files, "--dry-run=client", "-o", "yaml"
+        files = [f"--from-file={file}={directory / name / file}" for file in ("tls.crt", "tls.key", "ca.crt")]
+        secret_name = f"{release.name}-{secret}"
+        manifest = release.kubectl(
+            "create",
+            "secret",
+            "generic",
+            secret_name,
+            "--type=kubernetes.io/tls",
+            *files,
+            "--dry-run=client",
+            "-o",
+            "yaml",
         )
-        release.kubectl("apply", "-f", "-", stdin=made)
+        release.kubectl("apply", "-f", "-", stdin=manifest)
 
 
 def put_kafka_python(release: Release) -> None:
-    """A client that others wrote, into the chaos pod: pure Python, so it runs there as it is here."""
-    found = importlib.util.find_spec("kafka")  # not imported: it warns
+    """Copy kafka-python, which is pure Python, into the chaos pod."""
+    found = importlib.util.find_spec("kafka")  # an import would emit warnings
     assert found is not None
     assert found.origin is not None
     package = Path(found.origin).parent
@@ -160,7 +168,7 @@ def put_kafka_python(release: Release) -> None:
 
 
 def experiment(name: str, **changes: Any) -> dict[str, Any]:
-    """One of `deploy/chaos/kubernetes`, without limits of time: those are for machines that are known."""
+    """Load an experiment of `deploy/chaos/kubernetes`, without time limits, which depend on the machine."""
     document: dict[str, Any] = yaml.safe_load((EXPERIMENTS / f"{name}.yaml").read_text())
     document["steady_state"] = {"write_gap_s": None, "read_delay_s": None, "recovered_within_s": 240}
     return {**document, **changes}
@@ -168,10 +176,10 @@ def experiment(name: str, **changes: Any) -> dict[str, Any]:
 
 @contextmanager
 def under_load(release: Release, name: str, duration_s: float) -> Iterator[Callable[[], list[Event]]]:
-    """A workload and its checker run meanwhile; what is given waits for the verdict and gives the history."""
+    """Run a workload during the block. Yields a function that waits for a clean verdict and returns the history."""
     calm = {
         "name": name,
-        "hypothesis": "Whatever happens outside, nothing is lost.",
+        "hypothesis": "No acknowledged record is lost during external changes.",
         "duration_s": duration_s,
         "steady_state": {"write_gap_s": None, "read_delay_s": None, "recovered_within_s": 300},
     }
@@ -190,7 +198,7 @@ def under_load(release: Release, name: str, duration_s: float) -> Iterator[Calla
         return release.history(name)
 
     try:
-        time.sleep(8)  # it warms up; what is done before that it sees as well
+        time.sleep(8)  # warm-up; earlier events are recorded as well
         yield verdict
     finally:
         if running.poll() is None:

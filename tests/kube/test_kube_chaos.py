@@ -1,4 +1,4 @@
-"""Pods are killed, cut off and evicted, and a node loses its power, under load: the checker finds nothing."""
+"""Chaos experiments on Kubernetes: faults of pods, drained nodes and power cuts under load."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ RANDOM_S = 120
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_an_experiment_finds_nothing(release: Release, name: str) -> None:
+def test_experiment_finds_no_anomaly(release: Release, name: str) -> None:
     document = experiment(name)
-    told = release.chaos(release.write_experiment(document))
-    assert "no anomaly" in told
+    output = release.chaos(release.write_experiment(document))
+    assert "no anomaly" in output
     history = release.history(document["name"])
-    faults = [one for one in history if isinstance(one, FaultBegan)]
+    faults = [event for event in history if isinstance(event, FaultBegan)]
     assert len(faults) == len(document["faults"])
     if name == "evict-brokers":
-        assert all(len(one.isr) >= 2 for one in history if isinstance(one, Led))
+        assert all(len(event.isr) >= 2 for event in history if isinstance(event, Led))
 
 
-def test_faults_by_chance_find_nothing(release: Release) -> None:
+def test_random_faults_cause_no_anomaly(release: Release) -> None:
     document = experiment("random", duration_s=RANDOM_S)
     assert "no anomaly" in release.chaos(release.write_experiment(document))
-    assert any(isinstance(one, FaultBegan) for one in release.history(document["name"]))
+    assert any(isinstance(event, FaultBegan) for event in release.history(document["name"]))
     release.wait_rolled()
 
 
-def test_drained_node_loses_nothing(release: Release) -> None:
-    """Cordon and eviction: budgets and hooks decide when each pod goes, and it comes back on another node."""
-    mine = release.pods("chaos")[f"{release.full}-chaos"]["spec"]["nodeName"]
+def test_no_record_is_lost_when_a_node_is_drained(release: Release) -> None:
+    """Disruption budgets and hooks delay the eviction of pods, which restart on other nodes."""
+    chaos_node = release.pods("chaos")[f"{release.full}-chaos"]["spec"]["nodeName"]
     pods = {**release.pods("leaders"), **release.pods("followers"), **release.pods("controllers")}
-    nodes = sorted({pod["spec"]["nodeName"] for pod in pods.values()} - {mine})
+    nodes = sorted({pod["spec"]["nodeName"] for pod in pods.values()} - {chaos_node})
     if not nodes:
-        pytest.skip("there is one node, and chaos runs there")
+        pytest.skip("the only node runs the chaos pod")
     node = nodes[-1]
-    here = {name: pod["metadata"]["uid"] for name, pod in pods.items() if pod["spec"]["nodeName"] == node}
+    drained = {name: pod["metadata"]["uid"] for name, pod in pods.items() if pod["spec"]["nodeName"] == node}
     with under_load(release, "drained-node", 60) as verdict:
         try:
             command("kubectl", "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=600s")
@@ -53,33 +53,33 @@ def test_drained_node_loses_nothing(release: Release) -> None:
         finally:
             command("kubectl", "uncordon", node)
         history = verdict()
-    led = [one for one in history if isinstance(one, Led)]
+    led = [event for event in history if isinstance(event, Led)]
     assert led
-    assert all(len(one.isr) >= 2 for one in led)
+    assert all(len(event.isr) >= 2 for event in led)
     after = {**release.pods("leaders"), **release.pods("followers"), **release.pods("controllers")}
-    for name, uid in here.items():
+    for name, uid in drained.items():
         assert after[name]["metadata"]["uid"] != uid
         assert after[name]["spec"]["nodeName"] != node
 
 
-def test_power_cut_of_a_node_loses_nothing(release: Release) -> None:
+def test_no_record_is_lost_when_a_node_loses_power(release: Release) -> None:
     cut, boot = os.environ.get("KIPMESH_KUBE_CUT_NODE"), os.environ.get("KIPMESH_KUBE_BOOT_NODE")
     if not (cut and boot):
-        pytest.skip("KIPMESH_KUBE_CUT_NODE and KIPMESH_KUBE_BOOT_NODE say no commands")
-    mine = release.pods("chaos")[f"{release.full}-chaos"]["spec"]["nodeName"]
-    nodes = {pod["spec"]["nodeName"] for pod in release.pods("followers").values()} - {mine}
+        pytest.skip("KIPMESH_KUBE_CUT_NODE and KIPMESH_KUBE_BOOT_NODE are not set")
+    chaos_node = release.pods("chaos")[f"{release.full}-chaos"]["spec"]["nodeName"]
+    nodes = {pod["spec"]["nodeName"] for pod in release.pods("followers").values()} - {chaos_node}
     node = sorted(nodes)[0]
     with under_load(release, "power-cut", 90) as verdict:
         subprocess.run(shlex.split(cut.format(node=node)), check=True, timeout=120)
         try:
-            wait_for(f"{node} to be found dead", lambda: not is_ready(release, node))
+            wait_for(f"{node} to be not ready", lambda: not is_ready(release, node))
         finally:
             subprocess.run(shlex.split(boot.format(node=node)), check=True, timeout=120)
-        wait_for(f"{node} to be back", lambda: is_ready(release, node))
+        wait_for(f"{node} to be ready", lambda: is_ready(release, node))
         verdict()
     release.wait_rolled()
 
 
 def is_ready(release: Release, node: str) -> bool:
     conditions = release.json("get", "node", node)["status"]["conditions"]
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)

@@ -1,4 +1,4 @@
-"""The chart is installed, tested, upgraded and scaled on a real Kubernetes, and nothing is lost."""
+"""Releases of the chart: install, test, permissions, rolling upgrade and scaling."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 MIN_ISR = 2
 UNINSTALL_MAX_S = 300
-"""Of an idle release: a preStop hook that waited in vain would take 600 s."""
+"""Limit for an idle release. A blocked preStop hook would take 600 s."""
 
 
 def assert_min_isr(history: list[Event]) -> None:
-    """No partition of the workload was below it when it was looked at, which is every 0.25 s."""
-    led = [one for one in history if isinstance(one, Led)]
+    """Assert that no partition of the workload was below MIN_ISR at any observation (every 0.25 s)."""
+    led = [event for event in history if isinstance(event, Led)]
     assert led
-    below = [one for one in led if len(one.isr) < MIN_ISR]
+    below = [event for event in led if len(event.isr) < MIN_ISR]
     assert not below
 
 
-def test_both_charts_are_packaged(tmp_path: Path) -> None:
+def test_both_charts_can_be_packaged_and_linted(tmp_path: Path) -> None:
     for chart in (CHART, JOB_CHART):
         command("helm", "package", str(chart), "--destination", str(tmp_path))
         (archive,) = tmp_path.glob(f"{chart.name}-[0-9]*.tgz")
         with tarfile.open(archive) as packed:
             names = packed.getnames()
             assert f"{chart.name}/values.schema.json" in names
-            assert not [one for one in packed.getmembers() if one.issym()]
+            assert not [member for member in packed.getmembers() if member.issym()]
         if chart == CHART:
             assert [name for name in names if name.startswith("kipmesh/files/rules/")]
             assert [name for name in names if name.startswith("kipmesh/files/dashboards/")]
@@ -43,7 +43,7 @@ def test_both_charts_are_packaged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("values", ["default", "small"])
-def test_the_server_takes_every_manifest(namespace: str, values: str) -> None:
+def test_api_server_accepts_every_manifest(namespace: str, values: str) -> None:
     rendered = command(
         "helm", "template", f"dry-{values}", str(CHART), "--namespace", namespace,
         "--values", str(CHART / "ci" / f"{values}-values.yaml"),
@@ -58,8 +58,8 @@ def test_helm_test_succeeds(release: Release) -> None:
     assert "Phase:          Succeeded" in release.helm("test", "--timeout", "300s")
 
 
-def test_a_broker_has_the_zone_of_its_node_as_rack(release: Release) -> None:
-    racks = {one["host"].partition(".")[0]: one["rack"] for one in release.lines("broker", "list")}
+def test_broker_rack_is_the_zone_of_its_node(release: Release) -> None:
+    racks = {broker["host"].partition(".")[0]: broker["rack"] for broker in release.lines("broker", "list")}
     pods = {**release.pods("leaders"), **release.pods("followers")}
     assert set(racks) == set(pods)
     for name, pod in pods.items():
@@ -73,11 +73,11 @@ def test_brokers_are_spread_over_nodes(release: Release) -> None:
     assert len({pod["spec"]["nodeName"] for pod in pods.values()}) == min(nodes, len(pods))
 
 
-def test_a_broker_may_do_no_more_than_it_needs(release: Release) -> None:
+def test_broker_service_account_has_minimal_permissions(release: Release) -> None:
     account = f"system:serviceaccount:{release.namespace}:{release.full}"
 
-    def may(*what: str) -> bool:
-        return release.kubectl("auth", "can-i", *what, f"--as={account}", check=False).strip() == "yes"
+    def may(*request: str) -> bool:
+        return release.kubectl("auth", "can-i", *request, f"--as={account}", check=False).strip() == "yes"
 
     assert may("get", "nodes")
     assert may("get", f"statefulsets/{release.full}-followers")
@@ -88,8 +88,8 @@ def test_a_broker_may_do_no_more_than_it_needs(release: Release) -> None:
         ("list", "pods"),
         ("patch", f"statefulsets/{release.full}-followers"),
     ]
-    for what in refused:
-        assert not may(*what), what
+    for request in refused:
+        assert not may(*request), request
 
 
 FIELDS = """\
@@ -101,24 +101,24 @@ print(*messages.BrokerHeartbeatResponse._fields)
 """
 
 
-def test_all_pods_are_rolled_under_load_and_nothing_is_lost(release: Release) -> None:
-    """To the same build, as when a value changes."""
+def test_no_record_is_lost_during_a_rolling_restart(release: Release) -> None:
+    """Roll to the same build, as after a change of values."""
     roll_under_load(release, os.environ["KIPMESH_KUBE_IMAGE"], "roll")
 
 
 @pytest.mark.skipif(
     "KIPMESH_KUBE_IMAGE_NEXT" not in os.environ,
-    reason="no upgrade: KIPMESH_KUBE_IMAGE_NEXT names no image of another build (make image-next)",
+    reason="KIPMESH_KUBE_IMAGE_NEXT is not set to an image of another build (make image-next)",
 )
-def test_an_upgrade_under_load_and_back_loses_nothing(release: Release) -> None:
-    """To a build with another version and other messages, which reads what the one before has written."""
+def test_no_record_is_lost_during_an_upgrade_and_a_downgrade(release: Release) -> None:
+    """Upgrade to a build with another version and other messages, which reads records of the previous build."""
     old, image = os.environ["KIPMESH_KUBE_IMAGE"], os.environ["KIPMESH_KUBE_IMAGE_NEXT"]
     release.kipmesh("topic", "create", "kept", "--partitions", "3", "--replication-factor", "3")
     release.kipmesh("produce", "kept", stdin="\n".join(map(str, range(500))) + "\n")
     first = messages_of(release)
     roll_under_load(release, image, "upgrade")
     second = messages_of(release)
-    assert second != first, "both images are of one build"
+    assert second != first, "both images have the same build"
     release.kipmesh("produce", "kept", stdin="\n".join(map(str, range(500, 1000))) + "\n")
     roll_under_load(release, old, "back")
     assert messages_of(release) == first
@@ -128,18 +128,18 @@ def test_an_upgrade_under_load_and_back_loses_nothing(release: Release) -> None:
 
 
 def messages_of(release: Release) -> set[str]:
-    """What each node's build says of itself, and which fields two of its messages have."""
+    """Return the version and two message formats of the build, which must be the same on all nodes."""
     pods = [name for name in release.pods() if name.rpartition("-")[2].isdigit()]
-    said = {release.kubectl("exec", "-i", name, "--", "python", "-", stdin=FIELDS) for name in pods}
-    assert len(said) == 1
-    return said
+    outputs = {release.kubectl("exec", "-i", name, "--", "python", "-", stdin=FIELDS) for name in pods}
+    assert len(outputs) == 1
+    return outputs
 
 
 def roll_under_load(release: Release, image: str, name: str) -> None:
     before = {name: pod["metadata"]["uid"] for name, pod in release.pods().items() if "-chaos" not in name}
     labels = ",".join(f"{kind}.podLabels.build={name}" for kind in ("controllers", "leaders", "followers"))
     with under_load(release, name, 120) as verdict:
-        # The chaos pod is not the release's business: it would be replaced while the workload runs in it.
+        # Keep the image of the chaos pod: it would be replaced while it runs the workload.
         release.upgrade(
             *image_values(image), "--set", labels, "--set", "chaos.image=" + os.environ["KIPMESH_KUBE_IMAGE"]
         )
@@ -149,40 +149,40 @@ def roll_under_load(release: Release, image: str, name: str) -> None:
     assert not [name for name in after if after[name] == before[name] and "consumers" not in name]
 
 
-def test_followers_are_scaled_up_and_drained_before_they_go(release: Release) -> None:
+def test_followers_are_drained_before_a_scale_down(release: Release) -> None:
     with under_load(release, "scale", 120) as verdict:
         release.upgrade("--set", "followers.replicas=3")
         release.kipmesh("topic", "create", "wide", "--partitions", "12", "--replication-factor", "3")
         release.kipmesh("produce", "wide", stdin="\n".join(map(str, range(1000))) + "\n")
-        brokers = {one["node_id"]: one for one in release.lines("broker", "list")}
+        brokers = {broker["node_id"]: broker for broker in release.lines("broker", "list")}
         assert brokers[103]["replicas"] > 0
         release.upgrade("--set", "followers.replicas=2", wait=False)
-        wait_for("the drained pod to go", lambda: f"{release.full}-followers-2" not in release.pods("followers"))
+        wait_for("deletion of the drained pod", lambda: f"{release.full}-followers-2" not in release.pods("followers"))
         history = verdict()
     assert_min_isr(history)
-    brokers = {one["node_id"]: one for one in release.lines("broker", "list")}
+    brokers = {broker["node_id"]: broker for broker in release.lines("broker", "list")}
     assert set(brokers) == {1, 101, 102}
-    wait_for("replicas in sync", lambda: not any(one["out_of_sync"] for one in release.lines("broker", "list")))
+    wait_for("replicas in sync", lambda: not any(broker["out_of_sync"] for broker in release.lines("broker", "list")))
     found = release.kipmesh("consume", "wide", "--from-beginning", "--max-messages", "1000").split()
     assert sorted(map(int, found)) == list(range(1000))
     release.kipmesh("topic", "delete", "wide")
 
 
-def test_two_releases_in_one_namespace_do_not_meet(release: Release) -> None:
+def test_two_releases_in_one_namespace_are_separate_clusters(release: Release) -> None:
     small = ["--values", str(CHART / "ci" / "small-values.yaml")]
     other = Release(release.namespace, "other", *image_values(os.environ["KIPMESH_KUBE_IMAGE"]), *small)
     other.install()
     try:
         assert "Phase:          Succeeded" in other.helm("test", "--timeout", "300s")
-        assert {one["node_id"] for one in release.lines("broker", "list")} == {1, 101, 102}
+        assert {broker["node_id"] for broker in release.lines("broker", "list")} == {1, 101, 102}
         assert "Phase:          Succeeded" in release.helm("test", "--timeout", "300s")
     finally:
         began = time.monotonic()
         other.uninstall()
         took_s = time.monotonic() - began
-    # Nothing stays but claims, of which this one has none; hooks do not hold it up until their own limits.
+    # Uninstall leaves only volume claims, which this release does not have, and is not delayed by hooks.
     kinds = "pods,services,statefulsets,deployments,configmaps,serviceaccounts,roles,rolebindings,leases,pvc,pdb,netpol"
     left = release.json("get", kinds, "-l", "app.kubernetes.io/instance=other")["items"]
-    assert not [one for one in left if one["metadata"].get("deletionTimestamp") is None]
-    assert not [one for one in left if one["kind"] == "PersistentVolumeClaim"]
+    assert not [each for each in left if each["metadata"].get("deletionTimestamp") is None]
+    assert not [each for each in left if each["kind"] == "PersistentVolumeClaim"]
     assert took_s < UNINSTALL_MAX_S

@@ -1,4 +1,4 @@
-"""A Spark job on Kubernetes: a driver's pod and executors' pods, over a mesh in the same namespace."""
+"""A Spark job on Kubernetes with a driver pod and executor pods, over a cluster in the same namespace."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LIMIT = 5000
 PROOFS = 6
 
 
-def test_the_flights_pass_their_proofs_on_executors(release: Release) -> None:
+def test_flights_job_passes_its_proofs_on_executor_pods(release: Release) -> None:
     image = os.environ.get("KIPMESH_KUBE_IMAGE_SPARK")
     if image is None:
-        pytest.skip("KIPMESH_KUBE_IMAGE_SPARK names no image of the Spark jobs")
+        pytest.skip("KIPMESH_KUBE_IMAGE_SPARK is not set")
     name, driver = "flights", "flights-spark"
     seen: set[str] = set()
     command(
@@ -27,7 +27,7 @@ def test_the_flights_pass_their_proofs_on_executors(release: Release) -> None:
     )  # fmt: skip
     try:
 
-        def is_over() -> bool:
+        def has_finished() -> bool:
             pods = release.json("get", "pods", "-l", f"app.kubernetes.io/instance={name}")["items"]
             for pod in pods:
                 if pod["metadata"]["labels"].get("spark-role") == "executor" and pod["status"]["phase"] == "Running":
@@ -35,14 +35,14 @@ def test_the_flights_pass_their_proofs_on_executors(release: Release) -> None:
             status = release.json("get", "job", driver)["status"]
             return bool(status.get("succeeded") or status.get("failed"))
 
-        wait_for("the job to end", is_over, timeout_s=1200)
+        wait_for("the end of the job", has_finished, timeout_s=1200)
         log = release.kubectl("logs", f"job/{driver}")
         assert release.json("get", "job", driver)["status"].get("succeeded") == 1, log
         assert len(seen) == 2
         assert log.count("  PASS  ") == PROOFS
         assert "FAIL" not in log
         left = release.json("get", "pods", "-l", "spark-role=executor")["items"]
-        assert not [one for one in left if one["metadata"].get("deletionTimestamp") is None]
+        assert not [pod for pod in left if pod["metadata"].get("deletionTimestamp") is None]
     finally:
         command("helm", "uninstall", name, "--namespace", release.namespace, "--wait")
         release.kubectl("delete", "pvc", f"{driver}-results", "--wait=false")
