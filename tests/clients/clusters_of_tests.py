@@ -1,8 +1,8 @@
-"""The clusters that clients are tried on: ours, Apache Kafka's own as the oracle, or any that runs already.
+"""Clusters that third-party clients are tested with: kipmesh, Apache Kafka as the oracle, or a running cluster.
 
-The variable `CLUSTERS` names them: `kipmesh` (the default), `apache`, or a bootstrap address, separated by spaces. Each
-has three brokers in three racks. What is beyond the Kafka protocol, ending a broker and reading its counters, a cluster
-that was only named cannot do: it raises `CannotError`, and the test is skipped.
+The environment variable `CLUSTERS` selects them: `kipmesh` (the default), `apache` or a bootstrap address, separated by
+spaces. Each cluster has three brokers in three racks. Operations outside the Kafka protocol (kill a broker, read its
+counters) raise `UnsupportedError` for a running cluster, and the test is skipped.
 """
 
 from __future__ import annotations
@@ -15,49 +15,50 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from bench.kafka_broker import KafkaBroker, KafkaCluster, jmx_values
+
 from kipmesh.cluster import LocalCluster, NodeInfo, Role
 
 RACKS = ("rack-a", "rack-b", "rack-c")
 SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 SESSION_TIMEOUT_MS = 3000
 LEADERS_RETURN = {"leader.imbalance.check.interval.seconds": "1"}
-"""Soon after a broker is back, so that a test can wait for it (`scenarios_of_tests.at_home`)."""
+"""Restores preferred leaders soon after a restart, so that tests can wait for it (`wait_leaders_restored`)."""
 
 
-class CannotError(Exception):
-    """This cluster has no such thing."""
+class UnsupportedError(Exception):
+    """The cluster does not support the operation."""
 
 
 class Counters(NamedTuple):
-    """What a broker says of itself."""
+    """Counters of one broker."""
 
     bytes_out: float
-    """To consumers."""
+    """Bytes sent to consumers."""
     sessions: float
     metadata_requests: float
 
 
 class Cluster(Protocol):
-    """Three brokers, which are up."""
+    """Three running brokers."""
 
     name: str
     bootstrap: str
 
     def kill(self, broker: int) -> None:
-        """SIGKILL."""
+        """Send SIGKILL to the broker."""
 
     def start(self, broker: int) -> None:
-        """Again, on what it kept."""
+        """Start the broker again with its data."""
 
     def counters(self, broker: int) -> Counters:
-        """Now."""
+        """Return the current counters of the broker."""
 
     def down(self) -> None:
-        """End everything."""
+        """Stop all nodes."""
 
 
 class Apache:
-    """Apache Kafka, with the timeouts that our brokers have by default."""
+    """Apache Kafka with kipmesh's default timeouts."""
 
     def __init__(self) -> None:
         self.name = "apache"
@@ -90,9 +91,9 @@ class Apache:
 
     def counters(self, broker: int) -> Counters:
         out = "kafka.server:type=BrokerTopicMetrics,name=BytesOutPerSec"
-        asked = "kafka.network:type=RequestMetrics,name=RequestsPerSec,request=Metadata,*"
+        requests = "kafka.network:type=RequestMetrics,name=RequestsPerSec,request=Metadata,*"
         cached = "kafka.server:type=FetchSessionCache,name=NumIncrementalFetchSessions"
-        names = [out, asked, cached + ",*", cached]
+        names = [out, requests, cached + ",*", cached]
         found = jmx_values(self._cluster.brokers[broker - 1], names)
         return Counters(
             bytes_out=_sum(found, "BytesOutPerSec", ":Count"),
@@ -109,7 +110,7 @@ def _sum(found: Mapping[str, float], part: str, end: str) -> float:
 
 
 class Kipmesh:
-    """Ours, as processes: `leaders` of the three brokers are preferred as leaders."""
+    """kipmesh as processes. `leaders` of the three brokers are preferred leaders."""
 
     def __init__(self, leaders: int = 1) -> None:
         self.name = "kipmesh"
@@ -132,9 +133,9 @@ class Kipmesh:
         self._cluster.start(self._node(broker).name)
 
     def metrics(self, broker: int) -> list[tuple[str, str, float]]:
-        """Name, labels and value of all that a broker tells."""
-        with urllib.request.urlopen(f"http://{self._node(broker).http}/metrics", timeout=10) as answer:
-            text = answer.read().decode()
+        """Return name, labels and value of all samples of the broker's /metrics."""
+        with urllib.request.urlopen(f"http://{self._node(broker).http}/metrics", timeout=10) as response:
+            text = response.read().decode()
         lines = re.findall(r"^(\w+)(\{[^}]*\})? (\S+)$", text, re.MULTILINE)
         return [(name, labels, float(value)) for name, labels, value in lines]
 
@@ -142,7 +143,11 @@ class Kipmesh:
         found = self.metrics(broker)
 
         def total(name: str, *labels: str) -> float:
-            return sum(value for each, told, value in found if each == name and all(one in told for one in labels))
+            return sum(
+                value
+                for found_name, found_labels, value in found
+                if found_name == name and all(label in found_labels for label in labels)
+            )
 
         return Counters(
             bytes_out=total("kafka_server_brokertopicmetrics_bytesout_total"),
@@ -154,40 +159,40 @@ class Kipmesh:
         self._cluster.down()
 
 
-class Named:
-    """One that runs already."""
+class External:
+    """A running cluster, known by its bootstrap address."""
 
     def __init__(self, bootstrap: str) -> None:
         self.name = self.bootstrap = bootstrap
 
     def kill(self, broker: int) -> None:
-        raise CannotError("brokers of a cluster that was named are not ended")
+        raise UnsupportedError("brokers of a running cluster are not killed")
 
     start = kill
 
     def counters(self, broker: int) -> Counters:
-        raise CannotError("nobody knows where the brokers of a cluster that was named tell their counters")
+        raise UnsupportedError("the counters of a running cluster's brokers are unknown")
 
     def down(self) -> None:
         pass
 
 
 def wanted() -> Sequence[str]:
-    """Names of clusters."""
+    """Return the selected names or addresses of clusters."""
     return os.environ.get("CLUSTERS", "kipmesh").split()
 
 
 def make(name: str) -> Cluster:
-    """Start it; CannotError, KafkaMissingError."""
+    """Start the cluster. Raises KafkaMissingError."""
     if name == "kipmesh":
         return Kipmesh()
-    return Apache() if name == "apache" else Named(name)
+    return Apache() if name == "apache" else External(name)
 
 
-def wait_for(what: str, holds: object, timeout_s: float = 60.0) -> None:
-    """Until `holds()`."""
+def wait_for(expected: str, holds: object, timeout_s: float = 60.0) -> None:
+    """Wait until `holds()` is true."""
     assert callable(holds)
     deadline = time.monotonic() + timeout_s
     while not holds():
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {expected}"
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""One cluster of each kind for all tests of a file's worker, and drivers that end with their test."""
+"""Fixtures of client tests: one cluster of each kind per worker, and drivers of clients."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session", params=clusters.wanted())
 def cluster(request: pytest.FixtureRequest) -> Iterator[clusters.Cluster]:
     try:
-        made = clusters.make(request.param)
-    except (clusters.CannotError, KafkaMissingError) as error:
+        running = clusters.make(request.param)
+    except (clusters.UnsupportedError, KafkaMissingError) as error:
         pytest.skip(str(error))
-    yield made
-    made.down()
+    yield running
+    running.down()
 
 
 @pytest.fixture(scope="session")
@@ -43,14 +43,14 @@ def client(request: pytest.FixtureRequest) -> drivers.Client:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A name of its own."""
+    """Unique topic name."""
     name = request.node.originalname.removeprefix("test_")[:40]
     return f"{name}-{secrets.token_hex(3)}"
 
 
 @pytest.fixture
 def open_driver(cluster: clusters.Cluster, tmp_path: Path) -> Iterator[Open]:
-    """`open_driver(client, rack=...)`: another process of a client."""
+    """`open_driver(client, rack=...)` starts another process of a client, which is closed after the test."""
     opened: list[drivers.Driver] = []
 
     def start(client: drivers.Client, **options: Any) -> drivers.Driver:
@@ -78,7 +78,7 @@ def driver(
     shared_drivers: dict[tuple[str, str], drivers.Driver],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> drivers.Driver:
-    """The client's process that most tests share."""
+    """Process of the client that most tests share."""
     key = cluster.name, client.name
     if key not in shared_drivers:
         log = tmp_path_factory.mktemp(client.name) / "driver.log"
@@ -90,7 +90,7 @@ def driver(
 def breakable(
     cluster: clusters.Cluster, shared_drivers: dict[tuple[str, str], drivers.Driver]
 ) -> Iterator[clusters.Cluster]:
-    """The cluster, for a test that ends brokers: what drivers remember of it is not left to later tests."""
+    """The cluster for a test that kills brokers. Closes shared drivers after the test: their metadata may be stale."""
     yield cluster
     for driver in shared_drivers.values():
         driver.close()
@@ -99,8 +99,8 @@ def breakable(
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
-    """What a client or a cluster does not have is a skip, wherever a test finds it."""
+    """Skip the test if the client or the cluster lacks a feature."""
     outcome = yield
     error = outcome.excinfo[1] if outcome.excinfo else None
-    if isinstance(error, drivers.NoVerbError | clusters.CannotError):
+    if isinstance(error, drivers.NoVerbError | clusters.UnsupportedError):
         outcome.force_exception(pytest.skip.Exception(str(error), _use_item_location=True))

@@ -1,7 +1,7 @@
-"""Drivers: a process a client, which all know the same verbs (`drivers/serving.py`, docs/clients.md).
+"""Driver processes of third-party clients, which all implement the same verbs (`drivers/serving.py`, docs/clients.md).
 
-`CLIENTS` has every client; the ones of `SHORT` need only what `make install` brings. What a machine lacks for one skips
-its tests and says so.
+`CLIENTS` has every client. Those of `SHORT` need only packages of `make install`. Tests of a client are skipped, with
+the reason, if the machine lacks a program for it.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from bench.kafka_tools import download_kafka_tools
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent.parent / "build" / "clients"
 JARS = BUILD / "java"
-ANSWER_TIMEOUT_S = 90.0
+RESPONSE_TIMEOUT_S = 90.0
 BUILD_TIMEOUT_S = 500
 
 
 class MissingError(Exception):
-    """The client cannot be run here; the text says why."""
+    """The client cannot run on this machine; the text has the reason."""
 
 
 class NoVerbError(Exception):
-    """The client has no such thing."""
+    """The client does not implement the verb."""
 
 
 class ClientError(Exception):
-    """What a client said; `code` is Kafka's number, or less than 0 for what is its own."""
+    """An error of a client; `code` is Kafka's error code, or negative for an error of the library."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(f"{code}: {text}")
@@ -46,25 +46,27 @@ class ClientError(Exception):
 
 
 class Client(NamedTuple):
-    """How to start its driver: `command` brings what it needs, and may raise MissingError.
+    """A client library and its driver.
 
-    `keeps` is what of a record it can be told (the bytes of a value that is not a line of text, times, headers), and
-    whether it administers; `codec` is one that it has.
+    Args:
+        command: installs requirements and returns the command of the driver; raises MissingError.
+        features: what the client can write (binary values, timestamps, headers), and topic administration.
+        codec: a compression that the client supports.
     """
 
     name: str
     command: Callable[[], Sequence[str]]
-    keeps: Sequence[str] = ("binary", "timestamp", "headers", "topics")
+    features: Sequence[str] = ("binary", "timestamp", "headers", "topics")
     codec: str = "lz4"
 
 
 class Driver:
-    """One process of a client; answers come in the order of the questions."""
+    """One process of a client. Responses arrive in the order of the requests."""
 
     def __init__(self, client: Client, bootstrap: str, log: Path, options: Mapping[str, Any]) -> None:
         self.client = client
         self._log = log
-        self._waiting = b""
+        self._buffer = b""
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [*client.command(), bootstrap, json.dumps(options)],
@@ -82,44 +84,44 @@ class Driver:
         return self.result()
 
     def begin(self, verb: str, **arguments: Any) -> None:
-        """Ask; `result` has the answer later."""
+        """Send a request; `result` returns its response."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"verb": verb, **arguments}).encode() + b"\n")
 
-    def result(self, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
-        """Of the oldest question without an answer; ClientError, NoVerbError."""
-        answer = json.loads(self._line(timeout_s))
-        if "ok" in answer:
-            return answer["ok"]
-        if answer["text"].startswith("no verb "):
-            raise NoVerbError(f"{self.client.name} has {answer['text']}")
-        raise ClientError(answer["error"], answer["text"])
+    def result(self, timeout_s: float = RESPONSE_TIMEOUT_S) -> Any:
+        """Return the result of the oldest pending request. Raises ClientError, NoVerbError."""
+        response = json.loads(self._line(timeout_s))
+        if "ok" in response:
+            return response["ok"]
+        if response["text"].startswith("no verb "):
+            raise NoVerbError(f"{self.client.name} has {response['text']}")
+        raise ClientError(response["error"], response["text"])
 
     def _line(self, timeout_s: float) -> bytes:
         assert self._process.stdout is not None
         deadline = time.monotonic() + timeout_s
-        while b"\n" not in self._waiting:
+        while b"\n" not in self._buffer:
             left = deadline - time.monotonic()
             ready, _, _ = select.select([self._process.stdout], [], [], max(left, 0))
             part = os.read(self._process.stdout.fileno(), 1 << 20) if ready else b""
             if not part:
-                how = "ended" if ready else f"gave no answer within {timeout_s:g} s"
-                raise AssertionError(f"{self.client.name}'s driver {how}:\n{self.log()[-3000:]}")
-            self._waiting += part
-        line, _, self._waiting = self._waiting.partition(b"\n")
+                problem = "exited" if ready else f"did not respond within {timeout_s:g} s"
+                raise AssertionError(f"driver of {self.client.name} {problem}:\n{self.log()[-3000:]}")
+            self._buffer += part
+        line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
     def log(self) -> str:
-        """What it said on standard error."""
+        """Return the driver's standard error."""
         return self._log.read_text(errors="replace")
 
     def kill(self) -> None:
-        """Without a goodbye to anybody, and all that it started with it."""
+        """Send SIGKILL to the driver and its child processes."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def close(self) -> None:
-        """End it; may be called again."""
+        """Stop the driver; idempotent."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(OSError):
@@ -131,14 +133,14 @@ class Driver:
         self._process.stdout.close()
 
 
-def _run(what: str, command: Sequence[str], **more: Any) -> None:
+def _run(name: str, command: Sequence[str], **more: Any) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False, **more)
     except subprocess.TimeoutExpired:
-        raise MissingError(f"{what}: not done within {BUILD_TIMEOUT_S} s") from None
+        raise MissingError(f"{name}: not finished within {BUILD_TIMEOUT_S} s") from None
     if done.returncode:
         lines = (done.stderr + done.stdout).strip().splitlines() or ["no output"]
-        raise MissingError(f"{what}: {lines[-1][:300]}")
+        raise MissingError(f"{name}: {lines[-1][:300]}")
 
 
 def _needs(*programs: str) -> None:
@@ -160,7 +162,7 @@ def _python(name: str, *modules: str) -> Callable[[], Sequence[str]]:
 
 @functools.cache
 def java_classes() -> str:
-    """The class path of Apache Kafka's client and tools, with the driver compiled."""
+    """Compile the driver and return the class path with Apache Kafka's client and tools."""
     problem = download_kafka_tools(HERE / "java" / "pom.xml", JARS)
     if problem:
         raise MissingError(problem)
@@ -197,13 +199,13 @@ def _franz() -> Sequence[str]:
 @functools.cache
 def _kafkajs() -> Sequence[str]:
     _needs("node", "npm")
-    folder = BUILD / "kafkajs"
-    folder.mkdir(parents=True, exist_ok=True)
+    directory = BUILD / "kafkajs"
+    directory.mkdir(parents=True, exist_ok=True)
     for name in ("package.json", "package-lock.json", "driver.js"):
-        shutil.copy(HERE / "kafkajs" / name, folder / name)
-    if not (folder / "node_modules" / "kafkajs").exists():
-        _run("npm ci", ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"], cwd=folder)
-    return ["node", str(folder / "driver.js")]
+        shutil.copy(HERE / "kafkajs" / name, directory / name)
+    if not (directory / "node_modules" / "kafkajs").exists():
+        _run("npm ci", ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"], cwd=directory)
+    return ["node", str(directory / "driver.js")]
 
 
 @functools.cache
@@ -218,31 +220,31 @@ CLIENTS: Mapping[str, Client] = {
         Client("confluent-kafka", _python("confluent", "confluent_kafka")),
         Client("kafka-python", _python("kafka_python", "kafka", "lz4", "snappy", "zstandard")),
         Client("aiokafka", _python("aiokafka", "aiokafka")),
-        Client("kcat", _kcat, keeps=()),
+        Client("kcat", _kcat, features=()),
         Client("java", _java),
         Client("franz-go", _franz),
         Client("kafkajs", _kafkajs, codec="gzip"),
     )
 }
 SPARK = "spark"
-"""Spark's connector: tests of its own, no driver."""
+"""Spark's connector has separate tests and no driver."""
 SHORT = ("confluent-kafka", "kafka-python", "aiokafka")
 
 
 def is_long() -> bool:
-    """Whether all clients are wanted (`make clients`), and not only the ones that are installed anyway."""
+    """Return whether all clients are tested (`make clients`), not only the installed ones."""
     return bool(os.environ.get("CLIENTS_LONG"))
 
 
 def is_wanted(name: str) -> bool:
-    """Whether tests of the long form are wanted that are one client's alone: `java`, `spark` (which has no driver)."""
-    asked = os.environ.get("CLIENTS", "").split()
-    return is_long() and (not asked or name in asked)
+    """Return whether separate tests of one client (`java`, `spark`) are selected."""
+    selected = os.environ.get("CLIENTS", "").split()
+    return is_long() and (not selected or name in selected)
 
 
 def wanted() -> Sequence[str]:
-    """Names of clients with a driver: those of the variable `CLIENTS`, or all, or the short ones."""
-    asked = os.environ.get("CLIENTS", "").split()
-    if unknown := set(asked) - {*CLIENTS, SPARK}:
-        raise ValueError(f"CLIENTS names no client: {' '.join(sorted(unknown))}")
-    return [name for name in asked if name != SPARK] if asked else (list(CLIENTS) if is_long() else SHORT)
+    """Return the clients of the environment variable `CLIENTS`, or all, or the installed ones."""
+    selected = os.environ.get("CLIENTS", "").split()
+    if unknown := set(selected) - {*CLIENTS, SPARK}:
+        raise ValueError(f"CLIENTS has unknown clients: {' '.join(sorted(unknown))}")
+    return [name for name in selected if name != SPARK] if selected else (list(CLIENTS) if is_long() else SHORT)

@@ -1,4 +1,4 @@
-"""What scenarios share: records, and what to find out about a cluster by a client."""
+"""Records and topic checks for the tests of third-party clients."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ UNKNOWN_TOPIC_OR_PARTITION = 3
 NON_EMPTY_GROUP = 68
 
 FIRST_MS = (int(time.time()) - 3600) * 1000
-"""Not so long ago that retention deletes the records."""
+"""Timestamp of the first record: recent enough that retention does not delete the records."""
 
 Record = dict[str, Any]
 
 
 def encoded(value: bytes) -> str:
-    """As drivers take it."""
+    """Encode a value for a driver."""
     return base64.b64encode(value).decode()
 
 
 def decoded(value: str) -> bytes:
-    """As it was."""
+    """Decode a value of a driver."""
     return base64.b64decode(value)
 
 
 def records(count: int, partitions: int = 1, size: int = 100) -> list[Record]:
-    """Different keys, values (some of each can be compressed), times and headers, in partitions in turn."""
+    """Return distinct records, partly compressible, for each partition in turn; some without key or headers."""
     source = random.Random(count)
-    made = []
+    generated = []
     for number in range(count):
         value = f"{number}:{source.randbytes(source.randint(0, size // 2)).hex()}".encode()
         value += b"abc" * source.randint(0, size // 3)
-        made.append(
+        generated.append(
             {
                 "partition": number % partitions,
                 "key": None if number % 5 == 0 else encoded(f"key-{number}".encode()),
@@ -56,17 +56,17 @@ def records(count: int, partitions: int = 1, size: int = 100) -> list[Record]:
                 "headers": [["number", encoded(str(number).encode())]] if number % 3 == 0 else [],
             }
         )
-    return made
+    return generated
 
 
 def create(driver: drivers.Driver, topic: str, partitions: int = 1, **config: str) -> None:
-    """With three replicas, and wait until each partition has a leader and all of them."""
+    """Create a topic with three replicas and wait until all are in sync."""
     driver("create_topic", topic=topic, partitions=partitions, replicas=3, config=config)
-    settled(driver, topic, partitions)
+    wait_in_sync(driver, topic, partitions)
 
 
-def settled(driver: drivers.Driver, topic: str, partitions: int) -> list[dict[str, Any]]:
-    """Its partitions, when all have a leader and all replicas in sync."""
+def wait_in_sync(driver: drivers.Driver, topic: str, partitions: int) -> list[dict[str, Any]]:
+    """Wait until each partition has a leader and three in-sync replicas, and return the partitions."""
     found: list[dict[str, Any]] = []
 
     def complete() -> bool:
@@ -74,7 +74,7 @@ def settled(driver: drivers.Driver, topic: str, partitions: int) -> list[dict[st
         try:
             found = driver("describe_topic", topic=topic)
         except drivers.ClientError as error:
-            if error.code != UNKNOWN_TOPIC_OR_PARTITION:  # this broker has not heard of it yet
+            if error.code != UNKNOWN_TOPIC_OR_PARTITION:  # the broker does not have the topic yet
                 raise
             return False
         return len(found) == partitions and all(each["leader"] >= 0 and len(each["isr"]) == 3 for each in found)
@@ -83,20 +83,20 @@ def settled(driver: drivers.Driver, topic: str, partitions: int) -> list[dict[st
     return sorted(found, key=lambda each: each["id"])
 
 
-def at_home(driver: drivers.Driver, *topics: str) -> None:
-    """Wait until all is as before a broker was killed: all replicas in sync, the first one of each partition leads.
+def wait_leaders_restored(driver: drivers.Driver, *topics: str) -> None:
+    """Wait until all replicas are in sync and preferred leaders lead, as before a broker was killed.
 
-    Of these topics and of the one that groups are kept in: otherwise coordinators would move in a later test.
+    This includes __consumer_offsets, so that no coordinator moves in a later test.
     """
 
-    def all_back() -> bool:
+    def are_restored() -> bool:
         for topic in (*topics, GROUPS_TOPIC):
             try:
                 found = driver("describe_topic", topic=topic)
             except drivers.ClientError as error:
-                if error.code == UNKNOWN_TOPIC_OR_PARTITION and topic == GROUPS_TOPIC:  # nobody has asked for a group
+                if error.code == UNKNOWN_TOPIC_OR_PARTITION and topic == GROUPS_TOPIC:  # no group exists yet
                     continue
-                if error.code < 0:  # the client asked the broker that was away
+                if error.code < 0:  # the client's request went to the killed broker
                     return False
                 raise
             for each in found:
@@ -104,34 +104,33 @@ def at_home(driver: drivers.Driver, *topics: str) -> None:
                     return False
         return True
 
-    clusters.wait_for("all leaders are back", all_back)
+    clusters.wait_for("preferred leaders lead", are_restored)
 
 
 def from_beginning(partitions: int) -> dict[str, int]:
-    """To consume all of a topic."""
+    """Return start offsets to consume all of a topic."""
     return {str(partition): BEGINNING for partition in range(partitions)}
 
 
 def check_same(
-    client: drivers.Client, sent: Sequence[Record], placed: Sequence[Sequence[int]], read: Sequence[Record]
+    client: drivers.Client, sent: Sequence[Record], positions: Sequence[Sequence[int]], read: Sequence[Record]
 ) -> None:
-    """What was read is what was sent, all of it, where the acknowledgements said."""
-    fields = [field for field in ("timestamp", "headers") if field in client.keeps]
-    found = {(each["partition"], each["offset"]): each for each in read}
-    assert len(found) == len(read), "an offset came twice"
+    """Assert that exactly the sent records were read, at their acknowledged positions."""
+    fields = [field for field in ("timestamp", "headers") if field in client.features]
+    found = {(record["partition"], record["offset"]): record for record in read}
+    assert len(found) == len(read), "an offset was read twice"
     assert len(read) == len(sent)
-    for one, (partition, offset) in zip(sent, placed, strict=True):
-        other = found[partition, offset]
+    for record, (partition, offset) in zip(sent, positions, strict=True):
         for field in ("partition", "key", "value", *fields):
-            assert other[field] == one[field], (field, partition, offset)
+            assert found[partition, offset][field] == record[field], (field, partition, offset)
 
 
-def in_order(read: Iterable[Record]) -> Mapping[int, list[str]]:
-    """Values by partition; offsets must grow."""
+def values_by_partition(read: Iterable[Record]) -> Mapping[int, list[str]]:
+    """Return values by partition. Asserts that offsets increase."""
     by_partition: dict[int, list[Record]] = defaultdict(list)
-    for each in read:
-        by_partition[each["partition"]].append(each)
+    for record in read:
+        by_partition[record["partition"]].append(record)
     for records in by_partition.values():
-        offsets = [one["offset"] for one in records]
+        offsets = [record["offset"] for record in records]
         assert offsets == sorted(offsets)
-    return {partition: [one["value"] for one in records] for partition, records in by_partition.items()}
+    return {partition: [record["value"] for record in records] for partition, records in by_partition.items()}

@@ -1,4 +1,4 @@
-"""Consumer groups by clients that others wrote: members come and go, commits hold, nothing is read twice or skipped."""
+"""Consumer groups of third-party clients: members join, leave and fail, and resume from commits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Open = Callable[..., drivers.Driver]
 
 
 class Members:
-    """Polled in turn, until all of them together have what is wanted."""
+    """Members of a group that are polled together."""
 
     def __init__(self, *members: drivers.Driver) -> None:
         self.members = list(members)
@@ -25,30 +25,32 @@ class Members:
         self.assigned: list[list[int]] = []
 
     def poll(self) -> None:
-        """Each once, at the same time; what a member read it commits."""
+        """Poll all members concurrently and commit the records of each."""
         for member in self.members:
             member.begin("group_poll", count=1000, timeout_s=1)
         found = [member.result() for member in self.members]
-        self.assigned = [each["assigned"] for each in found]
-        for member, each in zip(self.members, found, strict=True):
-            self.values.update(record["value"] for record in each["records"])
-            if each["records"]:
+        self.assigned = [response["assigned"] for response in found]
+        for member, response in zip(self.members, found, strict=True):
+            self.values.update(record["value"] for record in response["records"])
+            if response["records"]:
                 member("group_commit")
 
     def until(self, shares: Sequence[int], count: int, timeout_s: float = 60) -> None:
-        """Each partition belongs to one, each has as many as `shares` says, and so many records were read."""
+        """Poll until each partition has one owner, members have `shares` partitions, and `count` values were read."""
         deadline = time.monotonic() + timeout_s
         wanted = sum(shares)
         while True:
             self.poll()
-            all_of_them = sorted(partition for each in self.assigned for partition in each)
-            has = sorted(len(each) for each in self.assigned) == sorted(shares)
-            if has and all_of_them == list(range(wanted)) and len(self.values) >= count:
+            owned = sorted(partition for partitions in self.assigned for partition in partitions)
+            is_shared = sorted(len(partitions) for partitions in self.assigned) == sorted(shares)
+            if is_shared and owned == list(range(wanted)) and len(self.values) >= count:
                 return
             assert time.monotonic() < deadline, f"assigned {self.assigned}, {len(self.values)} of {count} values"
 
 
-def test_members_come_and_go(driver: drivers.Driver, client: drivers.Client, open_driver: Open, topic: str) -> None:
+def test_members_join_and_leave_without_losing_records(
+    driver: drivers.Driver, client: drivers.Client, open_driver: Open, topic: str
+) -> None:
     scenarios.create(driver, topic, 4)
     sent = scenarios.records(120, 4)
     driver("produce", topic=topic, records=sent[:40])
@@ -67,21 +69,20 @@ def test_members_come_and_go(driver: drivers.Driver, client: drivers.Client, ope
     members.until([4], 80)
     driver("produce", topic=topic, records=sent[80:])
     members.until([4], 120)
-    assert members.values == Counter(each["value"] for each in sent)
+    assert members.values == Counter(record["value"] for record in sent)
     second("group_close")
     again = open_driver(client)
     again("group_open", group=group, topics=[topic])
     rest = Members(again)
     rest.until([4], 0)
     rest.poll()
-    assert not rest.values, "what was committed is not read again"
+    assert not rest.values, "committed records are read again"
     again("group_close")
 
 
-def test_partitions_of_a_dead_member_move_to_the_other(
+def test_partitions_of_a_killed_member_move_after_its_session_timeout(
     driver: drivers.Driver, client: drivers.Client, open_driver: Open, topic: str
 ) -> None:
-    """Without a goodbye: the other has all after its session timeout."""
     scenarios.create(driver, topic, 2)
     first, second = open_driver(client), open_driver(client)
     for member in (first, second):
@@ -100,7 +101,6 @@ def test_partitions_of_a_dead_member_move_to_the_other(
 def test_group_commits_and_is_deleted_once_it_is_empty(
     driver: drivers.Driver, client: drivers.Client, open_driver: Open, topic: str
 ) -> None:
-    """Can be asked for, and a group can be listed, described and, once it is empty, deleted."""
     scenarios.create(driver, topic, 1)
     driver("produce", topic=topic, records=scenarios.records(30))
     member, group = open_driver(client), f"group-of-{topic}"

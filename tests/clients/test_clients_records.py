@@ -1,4 +1,4 @@
-"""Records by clients that others wrote: produced, compressed, read, found by time, and kept when a broker is killed."""
+"""Records of third-party clients: produce, compress, consume, find by timestamp, and survive a killed broker."""
 
 from __future__ import annotations
 
@@ -21,42 +21,40 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 def test_compressed_records_are_read_back(driver: drivers.Driver, topic: str, codec: str) -> None:
     scenarios.create(driver, topic, 3)
     sent = scenarios.records(60, 3, size=300)
-    placed = driver("produce", topic=topic, records=sent, compression=codec)
-    assert sorted(map(tuple, placed)) == [(partition, offset) for partition in range(3) for offset in range(20)]
+    positions = driver("produce", topic=topic, records=sent, compression=codec)
+    assert sorted(map(tuple, positions)) == [(partition, offset) for partition in range(3) for offset in range(20)]
     read = driver("consume", topic=topic, partitions=scenarios.from_beginning(3), count=60)
-    scenarios.check_same(driver.client, sent, placed, read)
+    scenarios.check_same(driver.client, sent, positions, read)
 
 
 @pytest.mark.parametrize("acks", ["0", "1"])
 def test_records_with_fewer_acks_are_read_back(driver: drivers.Driver, topic: str, acks: str) -> None:
     scenarios.create(driver, topic)
-    scenarios.at_home(driver, topic)  # or else the leader may change, and with it what is sent now is lost
+    scenarios.wait_leaders_restored(driver, topic)  # with fewer acks, a leader change loses records
     sent = scenarios.records(20)
-    driver("produce", topic=topic, records=sent[:1])  # who gets no answer does not learn that a leader is not one yet
+    driver("produce", topic=topic, records=sent[:1])  # with acks=0 the producer does not notice a wrong leader
     driver("produce", topic=topic, records=sent[1:], acks=acks)
     read = driver("consume", topic=topic, partitions={"0": BEGINNING}, count=20)
-    assert [each["value"] for each in read] == [each["value"] for each in sent]
+    assert [record["value"] for record in read] == [record["value"] for record in sent]
 
 
 def test_assigned_partitions_are_read_from_their_offsets(driver: drivers.Driver, topic: str) -> None:
-    """Of some partitions, at some offsets."""
     scenarios.create(driver, topic, 3)
     sent = scenarios.records(60, 3)
     driver("produce", topic=topic, records=sent)
     read = driver("consume", topic=topic, partitions={"1": 15, "2": BEGINNING}, count=25)
-    found = scenarios.in_order(read)
+    found = scenarios.values_by_partition(read)
     assert found == {
-        1: [each["value"] for each in sent if each["partition"] == 1][15:],
-        2: [each["value"] for each in sent if each["partition"] == 2],
+        1: [record["value"] for record in sent if record["partition"] == 1][15:],
+        2: [record["value"] for record in sent if record["partition"] == 2],
     }
     assert driver("watermarks", topic=topic, partition=1) == [0, 20]
     assert driver("consume", topic=topic, partitions={"0": END}, count=1, timeout_s=2) == []
 
 
-def test_offset_for_time_is_the_first_record_not_older(driver: drivers.Driver, topic: str) -> None:
-    """The first record that is not older; none behind the last."""
-    if "timestamp" not in driver.client.keeps:
-        pytest.skip(f"{driver.client.name} gives records no times")
+def test_offset_for_time_is_the_first_record_at_or_after_the_timestamp(driver: drivers.Driver, topic: str) -> None:
+    if "timestamp" not in driver.client.features:
+        pytest.skip(f"{driver.client.name} does not set timestamps")
     scenarios.create(driver, topic)
     sent = scenarios.records(30)
     driver("produce", topic=topic, records=sent[:10])
@@ -73,72 +71,70 @@ def test_offset_for_time_is_the_first_record_not_older(driver: drivers.Driver, t
 def test_idempotent_records_are_written_once_in_order(driver: drivers.Driver, topic: str) -> None:
     scenarios.create(driver, topic, 2)
     sent = scenarios.records(200, 2)
-    placed = driver("produce", topic=topic, records=sent, idempotent=True, compression=driver.client.codec)
-    assert [offset for partition, offset in placed if partition == 1] == list(range(100))
+    positions = driver("produce", topic=topic, records=sent, idempotent=True, compression=driver.client.codec)
+    assert [offset for partition, offset in positions if partition == 1] == list(range(100))
     read = driver("consume", topic=topic, partitions=scenarios.from_beginning(2), count=200)
-    scenarios.check_same(driver.client, sent, placed, read)
+    scenarios.check_same(driver.client, sent, positions, read)
 
 
-def test_waiting_fetch_returns_the_record_that_arrives(
+def test_long_poll_fetch_returns_a_new_record(
     driver: drivers.Driver, client: drivers.Client, open_driver: Open, topic: str
 ) -> None:
-    """A fetch that waits at the end gets the record when it comes."""
     scenarios.create(driver, topic)
     waiting = open_driver(client)
     waiting.begin("consume", topic=topic, partitions={"0": 0}, count=1, timeout_s=30)
     time.sleep(1.5)
     sent = scenarios.records(1)
     driver("produce", topic=topic, records=sent)
-    assert [each["value"] for each in waiting.result()] == [sent[0]["value"]]
+    assert [record["value"] for record in waiting.result()] == [sent[0]["value"]]
 
 
 def test_large_records_are_read_back_whole(driver: drivers.Driver, topic: str) -> None:
-    """And bytes of any kind: they come whole."""
     scenarios.create(driver, topic)
     sent = scenarios.records(4, size=100_000)
-    if "binary" in driver.client.keeps:
+    if "binary" in driver.client.features:
         sent[0]["value"] = scenarios.encoded(bytes(range(256)) * 1000)
-    placed = driver("produce", topic=topic, records=sent)
+    positions = driver("produce", topic=topic, records=sent)
     read = driver("consume", topic=topic, partitions={"0": 0}, count=4)
-    scenarios.check_same(driver.client, sent, placed, read)
+    scenarios.check_same(driver.client, sent, positions, read)
 
 
 def test_records_survive_a_killed_broker(
     breakable: clusters.Cluster, driver: drivers.Driver, client: drivers.Client, open_driver: Open, topic: str
 ) -> None:
-    """While an idempotent producer sends and a consumer reads: all arrive, once and in order."""
+    """Records of an idempotent producer arrive once and in order while a consumer reads them."""
     scenarios.create(driver, topic, 2)
-    leader = scenarios.settled(driver, topic, 2)[0]["leader"]
+    leader = scenarios.wait_in_sync(driver, topic, 2)[0]["leader"]
     producer, consumer = open_driver(client), open_driver(client)
     sent = scenarios.records(600, 2, size=30)
     consumer.begin("consume", topic=topic, partitions=scenarios.from_beginning(2), count=len(sent), timeout_s=80)
     producer.begin("produce", topic=topic, records=sent, idempotent=True, pace_ms=10)
-    clusters.wait_for("records come", lambda: driver("watermarks", topic=topic, partition=0)[1] > 20)
+    clusters.wait_for("first records", lambda: driver("watermarks", topic=topic, partition=0)[1] > 20)
     breakable.kill(leader)
     try:
-        placed, read = producer.result(), consumer.result()
+        positions, read = producer.result(), consumer.result()
     finally:
         breakable.start(leader)
-    scenarios.check_same(driver.client, sent, placed, read)
-    wanted = {number: [each["value"] for each in sent if each["partition"] == number] for number in (0, 1)}
-    assert scenarios.in_order(read) == wanted
-    scenarios.at_home(driver, topic)
+    scenarios.check_same(driver.client, sent, positions, read)
+    wanted = {number: [record["value"] for record in sent if record["partition"] == number] for number in (0, 1)}
+    assert scenarios.values_by_partition(read) == wanted
+    scenarios.wait_leaders_restored(driver, topic)
 
 
 def test_consumer_reads_from_its_rack(
     cluster: clusters.Cluster, driver: drivers.Driver, client: drivers.Client, open_driver: Open, topic: str
 ) -> None:
-    """A consumer in a follower's rack reads from the follower: its broker says so."""
+    """The follower in the consumer's rack sends more bytes than the leader."""
     before = {number: cluster.counters(number).bytes_out for number in (1, 2, 3)}
     scenarios.create(driver, topic)
-    scenarios.at_home(driver, topic)
-    leader = scenarios.settled(driver, topic, 1)[0]["leader"]
+    scenarios.wait_leaders_restored(driver, topic)
+    leader = scenarios.wait_in_sync(driver, topic, 1)[0]["leader"]
     follower = next(number for number in (1, 2, 3) if number != leader)
     sent = scenarios.records(300, size=1000)
     driver("produce", topic=topic, records=sent[:100])
     reader = open_driver(client, rack=clusters.RACKS[follower - 1])
     reader.begin("consume", topic=topic, partitions={"0": 0}, count=len(sent), timeout_s=60)
-    time.sleep(2)  # most of the records come when it has found the follower, or it reads all of them there
+    time.sleep(2)  # the reader is redirected to the follower before most records are written
     driver("produce", topic=topic, records=sent[100:], pace_ms=5)
     assert len(reader.result()) == len(sent)
     sent_by = {number: cluster.counters(number).bytes_out - before[number] for number in before}

@@ -1,4 +1,4 @@
-"""aiokafka: asynchronous, so every verb runs on a loop that lives as long as the driver, and goes on in a thread."""
+"""Driver of aiokafka. Verbs run on an event loop in a thread, so that heartbeats continue between them."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class Client:
     def __init__(self, bootstrap: str, options: dict[str, Any]) -> None:
         self._common = {"bootstrap_servers": bootstrap, "request_timeout_ms": 15_000}
         self._rack = options.get("rack")
-        self._made: Any = None
+        self._admin_client: Any = None
         self._group: Any = None
 
     async def _admin(self) -> Any:
-        if self._made is None:
-            made = AIOKafkaAdminClient(**self._common)
-            await made.start()
-            self._made = made
-        return self._made
+        if self._admin_client is None:
+            admin = AIOKafkaAdminClient(**self._common)
+            await admin.start()
+            self._admin_client = admin
+        return self._admin_client
 
     async def hello(self) -> dict[str, Any]:
         return {"client": "aiokafka", "version": importlib.metadata.version("aiokafka")}
@@ -48,8 +48,8 @@ class Client:
     async def create_topic(
         self, topic: str, partitions: int, replicas: int, config: dict[str, str] | None = None
     ) -> None:
-        wanted = NewTopic(topic, partitions, replicas, topic_configs=config or {})
-        found = await (await self._admin()).create_topics([wanted], timeout_ms=15_000)
+        new_topic = NewTopic(topic, partitions, replicas, topic_configs=config or {})
+        found = await (await self._admin()).create_topics([new_topic], timeout_ms=15_000)
         for _name, code, *text in found.topic_errors:
             _raise(code, str(text))
 
@@ -89,9 +89,9 @@ class Client:
         return {name: value for name, value, *_ in entries}
 
     async def delete_records(self, topic: str, partition: int, before: int) -> int:
-        where = TopicPartition(topic, partition)
-        found = await (await self._admin()).delete_records({where: RecordsToDelete(before)})
-        return int(found[where])
+        topic_partition = TopicPartition(topic, partition)
+        found = await (await self._admin()).delete_records({topic_partition: RecordsToDelete(before)})
+        return int(found[topic_partition])
 
     async def produce(
         self,
@@ -111,23 +111,23 @@ class Client:
         )
         await producer.start()
         try:
-            waiting = []
-            for one in records:
-                waiting.append(
+            pending = []
+            for each in records:
+                pending.append(
                     await producer.send(
                         topic,
-                        data(one["value"]),
-                        data(one.get("key")),
-                        partition=one.get("partition"),
-                        timestamp_ms=one.get("timestamp"),
-                        headers=headers_of(one),
+                        data(each["value"]),
+                        data(each.get("key")),
+                        partition=each.get("partition"),
+                        timestamp_ms=each.get("timestamp"),
+                        headers=headers_of(each),
                     )
                 )
                 if pace_ms:
                     await asyncio.sleep(pace_ms / 1000)
             async with asyncio.timeout(60):
-                found = [await each for each in waiting]
-            return [[each.partition, each.offset] if each else [-1, -1] for each in found]  # none with acks=0
+                acknowledged = [await delivery for delivery in pending]
+            return [[each.partition, each.offset] if each else [-1, -1] for each in acknowledged]  # None with acks=0
         finally:
             async with asyncio.timeout(20):
                 await producer.stop()
@@ -154,13 +154,13 @@ class Client:
         try:
             consumer.assign([TopicPartition(topic, int(number)) for number in partitions])
             for number, offset in partitions.items():
-                where = TopicPartition(topic, int(number))
+                topic_partition = TopicPartition(topic, int(number))
                 if offset == BEGINNING:
-                    await consumer.seek_to_beginning(where)
+                    await consumer.seek_to_beginning(topic_partition)
                 elif offset == END:
-                    await consumer.seek_to_end(where)
+                    await consumer.seek_to_end(topic_partition)
                 else:
-                    consumer.seek(where, offset)
+                    consumer.seek(topic_partition, offset)
             return await self._read(consumer, count, timeout_s)
         finally:
             await consumer.stop()
@@ -174,19 +174,22 @@ class Client:
         return found
 
     async def watermarks(self, topic: str, partition: int) -> list[int]:
-        where = TopicPartition(topic, partition)
+        topic_partition = TopicPartition(topic, partition)
         consumer = await self._consumer(None, "earliest")
         try:
-            low, high = await consumer.beginning_offsets([where]), await consumer.end_offsets([where])
-            return [low[where], high[where]]
+            low, high = (
+                await consumer.beginning_offsets([topic_partition]),
+                await consumer.end_offsets([topic_partition]),
+            )
+            return [low[topic_partition], high[topic_partition]]
         finally:
             await consumer.stop()
 
     async def offset_for_time(self, topic: str, partition: int, timestamp: int) -> int:
-        where = TopicPartition(topic, partition)
+        topic_partition = TopicPartition(topic, partition)
         consumer = await self._consumer(None, "earliest")
         try:
-            found = (await consumer.offsets_for_times({where: timestamp}))[where]
+            found = (await consumer.offsets_for_times({topic_partition: timestamp}))[topic_partition]
             return END if found is None else int(found.offset)
         finally:
             await consumer.stop()
@@ -206,9 +209,9 @@ class Client:
         await group.stop()
 
     async def committed(self, group: str, topic: str, partition: int) -> int:
-        where = TopicPartition(topic, partition)
-        found = await (await self._admin()).list_consumer_group_offsets(group, partitions=[where])
-        return int(found[where].offset)
+        topic_partition = TopicPartition(topic, partition)
+        found = await (await self._admin()).list_consumer_group_offsets(group, partitions=[topic_partition])
+        return int(found[topic_partition].offset)
 
     async def list_groups(self) -> list[str]:
         return sorted(name for name, *_ in await (await self._admin()).list_consumer_groups())
@@ -219,15 +222,15 @@ class Client:
         _raise(code, group)
         return {"state": state.upper(), "members": len(members)}
 
-    async def shut(self) -> None:
+    async def close(self) -> None:
         if self._group is not None:
             await self._group.stop()
-        if self._made is not None:
-            await self._made.close()
+        if self._admin_client is not None:
+            await self._admin_client.close()
 
 
 class Driver:
-    """The client's verbs, for a caller that waits; heartbeats go on between them."""
+    """Runs the verbs of `Client` synchronously."""
 
     def __init__(self, bootstrap: str, options: dict[str, Any]) -> None:
         self._loop = asyncio.new_event_loop()
@@ -243,13 +246,13 @@ class Driver:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(120)
 
     def close(self) -> None:
-        self._run(self._client.shut())
+        self._run(self._client.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
 
 
 def code_of(error: BaseException) -> int | None:
-    """Of what a broker said, or the consumer and the producer say in its place."""
+    """Return the code of broker errors and of the errors that consumer and producer raise instead."""
     if isinstance(error, BrokerResponseError):
         return int(error.errno)
     if isinstance(error, RecordTooLargeError):

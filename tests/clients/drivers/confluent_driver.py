@@ -1,4 +1,4 @@
-"""librdkafka, through confluent-kafka."""
+"""Driver of librdkafka by confluent-kafka."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class Driver:
     def __init__(self, bootstrap: str, options: dict[str, Any]) -> None:
         self._common: dict[str, Any] = {"bootstrap.servers": bootstrap, "socket.timeout.ms": 10_000}
         self._rack = options.get("rack")
-        self._made: Any = None
+        self._admin_client: Any = None
         self._group: Any = None
 
     @property
     def _admin(self) -> Any:
-        if self._made is None:
-            self._made = cka.AdminClient(self._common)
-        return self._made
+        if self._admin_client is None:
+            self._admin_client = cka.AdminClient(self._common)
+        return self._admin_client
 
     def hello(self) -> dict[str, Any]:
         return {"client": "librdkafka (confluent-kafka)", "version": f"{ck.libversion()[0]} ({ck.version()})"}
 
     def create_topic(self, topic: str, partitions: int, replicas: int, config: dict[str, str] | None = None) -> None:
-        made = self._admin.create_topics([cka.NewTopic(topic, partitions, replicas, config=config or {})])
-        made[topic].result(TIMEOUT_S)
+        created = self._admin.create_topics([cka.NewTopic(topic, partitions, replicas, config=config or {})])
+        created[topic].result(TIMEOUT_S)
 
     def delete_topic(self, topic: str) -> None:
         self._admin.delete_topics([topic], operation_timeout=TIMEOUT_S)[topic].result(TIMEOUT_S)
@@ -46,8 +46,8 @@ class Driver:
         return sorted(self._admin.list_topics(timeout=TIMEOUT_S).topics)
 
     def describe_topic(self, topic: str) -> list[dict[str, Any]]:
-        given = ck.TopicCollection([topic])
-        found = self._admin.describe_topics(given)[topic].result(TIMEOUT_S)
+        topics = ck.TopicCollection([topic])
+        found = self._admin.describe_topics(topics)[topic].result(TIMEOUT_S)
         return [
             {
                 "id": each.id,
@@ -77,8 +77,8 @@ class Driver:
         self._admin.incremental_alter_configs([resource])[resource].result(TIMEOUT_S)
 
     def delete_records(self, topic: str, partition: int, before: int) -> int:
-        wanted = ck.TopicPartition(topic, partition, before)
-        (done,) = self._admin.delete_records([wanted]).values()
+        end = ck.TopicPartition(topic, partition, before)
+        (done,) = self._admin.delete_records([end]).values()
         return int(done.result(TIMEOUT_S).low_watermark)
 
     def produce(
@@ -92,32 +92,32 @@ class Driver:
     ) -> list[list[int]]:
         config = {"compression.type": compression, "acks": acks, "enable.idempotence": idempotent, "linger.ms": 2}
         producer = ck.Producer({**self._common, **config})
-        placed: list[Any] = [None] * len(records)
+        positions: list[Any] = [None] * len(records)
 
         def deliver(number: int) -> Any:
             def delivered(error: Any, message: Any) -> None:
-                placed[number] = error or [message.partition(), message.offset()]
+                positions[number] = error or [message.partition(), message.offset()]
 
             return delivered
 
-        for number, one in enumerate(records):
-            timestamp = {"timestamp": one["timestamp"]} if one.get("timestamp") is not None else {}
-            headers: list[tuple[str, str | bytes | None]] = [*headers_of(one)]
+        for number, each in enumerate(records):
+            timestamp = {"timestamp": each["timestamp"]} if each.get("timestamp") is not None else {}
+            headers: list[tuple[str, str | bytes | None]] = [*headers_of(each)]
             producer.produce(
                 topic,
-                data(one["value"]),
-                data(one.get("key")),
-                partition=-1 if one.get("partition") is None else one["partition"],
+                data(each["value"]),
+                data(each.get("key")),
+                partition=-1 if each.get("partition") is None else each["partition"],
                 on_delivery=deliver(number),
                 headers=headers or None,
                 **timestamp,
             )
             producer.poll(pace_ms / 1000)
         producer.flush(60)
-        for each in placed:
-            if not isinstance(each, list):
-                raise VerbError(each.code() if each else -1, str(each))
-        return placed
+        for position in positions:
+            if not isinstance(position, list):
+                raise VerbError(position.code() if position else -1, str(position))
+        return positions
 
     def _consumer(self, group: str, reset: str, **more: Any) -> Any:
         config = {
@@ -151,7 +151,7 @@ class Driver:
                 if message.error():
                     code = message.error().code()
                     if code == ck.KafkaError._AUTO_OFFSET_RESET:
-                        code = ck.KafkaError.OFFSET_OUT_OF_RANGE  # what the broker said, as its text tells
+                        code = ck.KafkaError.OFFSET_OUT_OF_RANGE  # the error of the broker
                     raise VerbError(code, str(message.error()))
                 found.append(_of_message(message))
         return found
@@ -189,8 +189,8 @@ class Driver:
         group.close()
 
     def committed(self, group: str, topic: str, partition: int) -> int:
-        asked = cka._ConsumerGroupTopicPartitions(group, [ck.TopicPartition(topic, partition)])
-        (done,) = self._admin.list_consumer_group_offsets([asked]).values()
+        request = cka._ConsumerGroupTopicPartitions(group, [ck.TopicPartition(topic, partition)])
+        (done,) = self._admin.list_consumer_group_offsets([request]).values()
         (found,) = done.result(TIMEOUT_S).topic_partitions
         return int(found.offset)
 
@@ -210,7 +210,7 @@ class Driver:
 
 
 def code_of(error: BaseException) -> int | None:
-    """Numbers from 0 up are the protocol's, others the library's own."""
+    """Return the code of an error: negative codes are errors of the library."""
     if isinstance(error, ck.KafkaException):
         return int(error.args[0].code())
     return None

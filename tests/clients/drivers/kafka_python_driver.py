@@ -1,4 +1,4 @@
-"""kafka-python 3.x."""
+"""Driver of kafka-python 3.x."""
 
 from __future__ import annotations
 
@@ -29,34 +29,36 @@ class Driver:
     def __init__(self, bootstrap: str, options: dict[str, Any]) -> None:
         self._common = {"bootstrap_servers": bootstrap.split(","), "request_timeout_ms": 15_000}
         self._rack = options.get("rack") or ""
-        self._made: Any = None
+        self._admin_client: Any = None
         self._group: Any = None
 
     @property
     def _admin(self) -> Any:
-        if self._made is None:
-            self._made = kafka.KafkaAdminClient(**self._common)
-        return self._made
+        if self._admin_client is None:
+            self._admin_client = kafka.KafkaAdminClient(**self._common)
+        return self._admin_client
 
-    def _ask_controller(self, ask: Callable[[Any], Any]) -> Any:
-        """This admin keeps the controller it was told first, and gives up for good if its list of brokers is from a
-        time when that one was away: so a new one asks again."""
+    def _with_controller(self, send: Callable[[Any], Any]) -> Any:
+        """Send a request to the controller; retry with a new admin client if this one lacks the controller's address.
+
+        The admin client caches controller and brokers and never recovers if they do not match.
+        """
         try:
-            return ask(self._admin)
+            return send(self._admin)
         except UnknownBrokerIdError:
-            self._made.close()
-            self._made = None
-            return ask(self._admin)
+            self._admin_client.close()
+            self._admin_client = None
+            return send(self._admin)
 
     def hello(self) -> dict[str, Any]:
         return {"client": "kafka-python", "version": kafka.__version__}
 
     def create_topic(self, topic: str, partitions: int, replicas: int, config: dict[str, str] | None = None) -> None:
         wanted = {"num_partitions": partitions, "replication_factor": replicas, "configs": config or {}}
-        self._ask_controller(lambda admin: admin.create_topics({topic: wanted}, timeout_ms=15_000))
+        self._with_controller(lambda admin: admin.create_topics({topic: wanted}, timeout_ms=15_000))
 
     def delete_topic(self, topic: str) -> None:
-        self._ask_controller(lambda admin: admin.delete_topics([topic], timeout_ms=15_000))
+        self._with_controller(lambda admin: admin.delete_topics([topic], timeout_ms=15_000))
 
     def list_topics(self) -> list[str]:
         return sorted(self._admin.list_topics())
@@ -79,13 +81,13 @@ class Driver:
         found = self._admin.describe_cluster()
         keys = {"id": ("broker_id", "node_id"), "host": ("host",), "port": ("port",), "rack": ("rack",)}
         brokers = [
-            {ours: next(each[one] for one in theirs if one in each) for ours, theirs in keys.items()}
-            for each in found["brokers"]
+            {key: next(broker[name] for name in names if name in broker) for key, names in keys.items()}
+            for broker in found["brokers"]
         ]
         return {"brokers": brokers, "controller": found["controller_id"]}
 
     def create_partitions(self, topic: str, total: int) -> None:
-        self._ask_controller(lambda admin: admin.create_partitions({topic: total}, timeout_ms=15_000))
+        self._with_controller(lambda admin: admin.create_partitions({topic: total}, timeout_ms=15_000))
 
     def describe_configs(self, topic: str) -> dict[str, str]:
         found = self._admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)], config_filter="all")
@@ -120,22 +122,22 @@ class Driver:
             max_request_size=1 << 20,
         )
         try:
-            waiting = []
-            for one in records:
-                waiting.append(
+            pending = []
+            for each in records:
+                pending.append(
                     producer.send(
                         topic,
-                        data(one["value"]),
-                        data(one.get("key")),
-                        headers=headers_of(one),
-                        partition=one.get("partition"),
-                        timestamp_ms=one.get("timestamp"),
+                        data(each["value"]),
+                        data(each.get("key")),
+                        headers=headers_of(each),
+                        partition=each.get("partition"),
+                        timestamp_ms=each.get("timestamp"),
                     )
                 )
                 time.sleep(pace_ms / 1000)
             producer.flush(60)
-            found = [each.get(60) for each in waiting]
-            return [[each.partition, each.offset] for each in found]
+            acknowledged = [delivery.get(60) for delivery in pending]
+            return [[each.partition, each.offset] for each in acknowledged]
         finally:
             producer.close(timeout=10)
 
@@ -158,13 +160,13 @@ class Driver:
         try:
             consumer.assign([TopicPartition(topic, int(number)) for number in partitions])
             for number, offset in partitions.items():
-                where = TopicPartition(topic, int(number))
+                topic_partition = TopicPartition(topic, int(number))
                 if offset == BEGINNING:
-                    consumer.seek_to_beginning(where)
+                    consumer.seek_to_beginning(topic_partition)
                 elif offset == END:
-                    consumer.seek_to_end(where)
+                    consumer.seek_to_end(topic_partition)
                 else:
-                    consumer.seek(where, offset)
+                    consumer.seek(topic_partition, offset)
             return self._read(consumer, count, timeout_s)
         finally:
             consumer.close()
@@ -178,16 +180,19 @@ class Driver:
         return found
 
     def watermarks(self, topic: str, partition: int) -> list[int]:
-        consumer, where = self._consumer(None, "earliest"), TopicPartition(topic, partition)
+        consumer, topic_partition = self._consumer(None, "earliest"), TopicPartition(topic, partition)
         try:
-            return [consumer.beginning_offsets([where])[where], consumer.end_offsets([where])[where]]
+            return [
+                consumer.beginning_offsets([topic_partition])[topic_partition],
+                consumer.end_offsets([topic_partition])[topic_partition],
+            ]
         finally:
             consumer.close()
 
     def offset_for_time(self, topic: str, partition: int, timestamp: int) -> int:
-        consumer, where = self._consumer(None, "earliest"), TopicPartition(topic, partition)
+        consumer, topic_partition = self._consumer(None, "earliest"), TopicPartition(topic, partition)
         try:
-            found = consumer.offsets_for_times({where: timestamp})[where]
+            found = consumer.offsets_for_times({topic_partition: timestamp})[topic_partition]
             return END if found is None else found.offset
         finally:
             consumer.close()
@@ -208,9 +213,9 @@ class Driver:
         group.close(autocommit=False)
 
     def committed(self, group: str, topic: str, partition: int) -> int:
-        where = TopicPartition(topic, partition)
-        found = self._admin.list_group_offsets({group: [where]})[group]
-        return found[where].offset if where in found else -1
+        topic_partition = TopicPartition(topic, partition)
+        found = self._admin.list_group_offsets({group: [topic_partition]})[group]
+        return found[topic_partition].offset if topic_partition in found else -1
 
     def list_groups(self) -> list[str]:
         return sorted(each["group_id"] for each in self._admin.list_groups())
@@ -224,13 +229,13 @@ class Driver:
         _check(result)
 
     def close(self) -> None:
-        for each in (self._group, self._made):
-            if each is not None:
-                each.close()
+        for client in (self._group, self._admin_client):
+            if client is not None:
+                client.close()
 
 
 def code_of(error: BaseException) -> int | None:
-    """Of what a broker said; an offset that is out of range has a class without it in the consumer."""
+    """Return the code of broker errors. The consumer raises an OFFSET_OUT_OF_RANGE error without a code."""
     if isinstance(error, BrokerResponseError):
         return int(error.errno)
     if isinstance(error, KafkaError):

@@ -1,4 +1,4 @@
-"""kcat, Debian's program over an older librdkafka: a run of it a verb, or one that goes on for a group."""
+"""Driver of kcat, Debian's program with an older librdkafka: one process per verb, or per group member."""
 
 from __future__ import annotations
 
@@ -16,65 +16,65 @@ TIMEOUT_S = 60
 _CODES = {"Offset out of range": 1, "Unknown topic or partition": 3, "Message size too large": 10}
 
 
-def _raise(said: str) -> None:
-    raise VerbError(next((code for words, code in _CODES.items() if words in said), -1), said.strip()[-300:])
+def _raise(output: str) -> None:
+    raise VerbError(next((code for text, code in _CODES.items() if text in output), -1), output.strip()[-300:])
 
 
-class Reading:
-    """A run of it that prints records until it is told to end."""
+class ConsumerProcess:
+    """A kcat process that prints records until it is closed."""
 
     def __init__(self, command: list[str]) -> None:
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
         self._lock = threading.Lock()
-        self._said = ""
+        self._errors = ""
         self._records: list[dict[str, Any]] = []
         self._threads = []
-        for stream, take in ((self._process.stdout, self._take), (self._process.stderr, self._hear)):
-            self._threads.append(threading.Thread(target=self._follow, args=(stream, take), daemon=True))
+        for stream, handle in ((self._process.stdout, self._on_record), (self._process.stderr, self._on_error)):
+            self._threads.append(threading.Thread(target=self._follow, args=(stream, handle), daemon=True))
             self._threads[-1].start()
 
     @staticmethod
-    def _follow(stream: Any, take: Any) -> None:
+    def _follow(stream: Any, handle: Any) -> None:
         for line in stream:
-            take(line)
+            handle(line)
 
-    def _take(self, line: str) -> None:
+    def _on_record(self, line: str) -> None:
         with self._lock:
             self._records.append(_of_line(line))
 
-    def _hear(self, line: str) -> None:
+    def _on_error(self, line: str) -> None:
         with self._lock:
-            self._said += line
+            self._errors += line
 
     def check(self) -> None:
-        """VerbError when it has ended by itself, for that is an error."""
+        """Raise VerbError if the process has exited."""
         if self._process.poll() is not None:
             for thread in self._threads:
                 thread.join(10)
-            _raise(self._said or f"it ended with {self._process.returncode}")
+            _raise(self._errors or f"kcat exited with code {self._process.returncode}")
 
     def take(self) -> list[dict[str, Any]]:
-        """What came since the last time."""
+        """Return the records since the last call."""
         with self._lock:
             found, self._records = self._records, []
         return found
 
     def close(self) -> None:
-        """End it; a member of a group leaves and commits."""
+        """Stop the process. A group member commits and leaves."""
         self._process.send_signal(signal.SIGTERM)
         self._process.wait(20)
 
 
-class Group(Reading):
-    """`kcat -G`: the partitions that it says are its own, too."""
+class GroupMember(ConsumerProcess):
+    """A `kcat -G` process and its assigned partitions."""
 
     def __init__(self, command: list[str]) -> None:
         self.assigned: list[int] = []
         super().__init__(command)
 
-    def _hear(self, line: str) -> None:
-        super()._hear(line)
+    def _on_error(self, line: str) -> None:
+        super()._on_error(line)
         if "rebalanced" in line:  # "% Group g rebalanced (memberid m): assigned: t [0], t [1]"
             _, is_assigned, partitions = line.partition("assigned: ")
             found = [int(each.split("[")[1].split("]")[0]) for each in partitions.split(", ") if "[" in each]
@@ -101,13 +101,11 @@ class Driver:
     def __init__(self, bootstrap: str, options: dict[str, Any]) -> None:
         rack = [f"-Xclient.rack={options['rack']}"] if options.get("rack") else []
         self._kcat = ["kcat", "-b", bootstrap, "-Xsocket.timeout.ms=10000", *rack]
-        self._group: Group | None = None
+        self._group: GroupMember | None = None
 
-    def _run(self, *more: str, given: bytes | None = None, timeout_s: float = TIMEOUT_S) -> str:
+    def _run(self, *more: str, timeout_s: float = TIMEOUT_S) -> str:
         try:
-            done = subprocess.run(
-                [*self._kcat, *more], input=given, capture_output=True, timeout=timeout_s, check=False
-            )
+            done = subprocess.run([*self._kcat, *more], capture_output=True, timeout=timeout_s, check=False)
         except subprocess.TimeoutExpired as ended:
             return (ended.stdout or b"").decode()
         if done.returncode:
@@ -118,7 +116,7 @@ class Driver:
         return {"client": "kcat"}
 
     def create_topic(self, **wanted: Any) -> None:
-        """It cannot: another client of the same library does it, so that there is something to produce to."""
+        """Create the topic with confluent-kafka, because kcat cannot create topics."""
         other = confluent_driver.Driver(self._kcat[2], {})
         try:
             other.create_topic(**wanted)
@@ -136,8 +134,8 @@ class Driver:
             {
                 "id": each["partition"],
                 "leader": each["leader"],
-                "replicas": [one["id"] for one in each["replicas"]],
-                "isr": [one["id"] for one in each["isrs"]],
+                "replicas": [node["id"] for node in each["replicas"]],
+                "isr": [node["id"] for node in each["isrs"]],
             }
             for each in found["partitions"]
         ]
@@ -151,15 +149,15 @@ class Driver:
         idempotent: bool = False,
         pace_ms: float = 0,
     ) -> list[list[int]]:
-        """A run of it a partition, of lines: it places what it is given in order, and does not say where."""
+        """Produce with one process per partition. kcat keeps the order and does not report offsets."""
         config = [
             f"-Xcompression.codec={compression}",
             f"-Xacks={acks}",
             f"-Xenable.idempotence={str(idempotent).lower()}",
         ]
-        placed: list[list[int]] = [[-1, -1]] * len(records)
+        positions: list[list[int]] = [[-1, -1]] * len(records)
         for partition in sorted({each["partition"] for each in records}):
-            mine = [number for number, each in enumerate(records) if each["partition"] == partition]
+            numbers = [number for number, each in enumerate(records) if each["partition"] == partition]
             first = self.watermarks(topic, partition)[1]
             with subprocess.Popen(
                 [*self._kcat, "-P", "-t", topic, "-p", str(partition), "-K\t", "-Z", "-Xlinger.ms=2", *config],
@@ -168,39 +166,39 @@ class Driver:
             ) as process:
                 assert process.stdin is not None
                 assert process.stderr is not None
-                for at, number in enumerate(mine):
+                for index, number in enumerate(numbers):
                     key, value = data(records[number].get("key")) or b"", data(records[number]["value"]) or b""
                     process.stdin.write(key + b"\t" + value + b"\n")
                     if pace_ms:
                         process.stdin.flush()
                         time.sleep(pace_ms / 1000)
-                    placed[number] = [partition, first + at]
+                    positions[number] = [partition, first + index]
                 process.stdin.close()
-                said = process.stderr.read().decode()
-            if process.returncode or "Delivery failed" in said:
-                _raise(said)
-        return placed
+                errors = process.stderr.read().decode()
+            if process.returncode or "Delivery failed" in errors:
+                _raise(errors)
+        return positions
 
     def consume(
         self, topic: str, partitions: dict[str, int], count: int, timeout_s: float = 30, reset: str = "earliest"
     ) -> list[dict[str, Any]]:
-        """A run of it a partition, all at once: how many records each will have is not known, only all of them."""
+        """Consume with one concurrent process per partition, because only the total number of records is known."""
         config = ["-J", "-q", "-u", f"-Xauto.offset.reset={'error' if reset == 'none' else reset}", "-t", topic]
-        runs = []
+        consumers = []
         for partition, offset in partitions.items():
-            where = {BEGINNING: "beginning", END: "end"}.get(offset, str(offset))
-            runs.append(Reading([*self._kcat, "-C", *config, "-p", partition, "-o", where]))
+            start = {BEGINNING: "beginning", END: "end"}.get(offset, str(offset))
+            consumers.append(ConsumerProcess([*self._kcat, "-C", *config, "-p", partition, "-o", start]))
         found: list[dict[str, Any]] = []
         deadline = time.monotonic() + timeout_s
         try:
             while len(found) < count and time.monotonic() < deadline:
-                for one in runs:
-                    found += one.take()
-                    one.check()
+                for consumer in consumers:
+                    found += consumer.take()
+                    consumer.check()
                 time.sleep(0.05)
         finally:
-            for one in runs:
-                one.close()
+            for consumer in consumers:
+                consumer.close()
         return found
 
     def _offset(self, topic: str, partition: int, timestamp: int) -> int:
@@ -214,7 +212,9 @@ class Driver:
 
     def group_open(self, group: str, topics: list[str]) -> None:
         config = ["-Xauto.offset.reset=earliest", "-Xsession.timeout.ms=10000", "-Xheartbeat.interval.ms=1000"]
-        self._group = Group([*self._kcat, "-J", "-u", *config, "-Xauto.commit.interval.ms=100", "-G", group, *topics])
+        self._group = GroupMember(
+            [*self._kcat, "-J", "-u", *config, "-Xauto.commit.interval.ms=100", "-G", group, *topics]
+        )
 
     def group_poll(self, count: int, timeout_s: float) -> dict[str, Any]:
         assert self._group is not None
@@ -222,7 +222,7 @@ class Driver:
         return {"records": self._group.take(), "assigned": self._group.assigned}
 
     def group_commit(self) -> None:
-        """It does so by itself."""
+        """Wait for an automatic commit."""
         time.sleep(0.5)
 
     def group_close(self) -> None:
@@ -236,7 +236,7 @@ class Driver:
 
 
 def code_of(error: BaseException) -> int | None:
-    """It has no others than those that are raised here."""
+    """Return None: all errors with a code are VerbErrors."""
     return None
 
 

@@ -1,4 +1,4 @@
-// Command franz is franz-go behind the verbs that every driver knows; see drivers/serving.py.
+// Command franz is the driver of franz-go; see drivers/serving.py.
 package main
 
 import (
@@ -51,13 +51,13 @@ type request struct {
 }
 
 type driver struct {
-	seeds []string
-	rack  string
-	made  *kadm.Client
-	group *member
+	seeds       []string
+	rack        string
+	adminClient *kadm.Client
+	group       *member
 }
 
-// member is a client whose assignment is known.
+// member is a group member that tracks its assigned partitions.
 type member struct {
 	client   *kgo.Client
 	lock     sync.Mutex
@@ -94,49 +94,49 @@ func (d *driver) client(more ...kgo.Opt) (*kgo.Client, error) {
 }
 
 func (d *driver) admin() (*kadm.Client, error) {
-	if d.made == nil {
+	if d.adminClient == nil {
 		client, err := d.client()
 		if err != nil {
 			return nil, err
 		}
-		d.made = kadm.NewClient(client)
+		d.adminClient = kadm.NewClient(client)
 	}
-	return d.made, nil
+	return d.adminClient, nil
 }
 
-func (d *driver) answer(ctx context.Context, asked *request) (any, error) {
-	if found, err := d.records(ctx, asked); !errors.Is(err, errNoVerb) {
+func (d *driver) respond(ctx context.Context, req *request) (any, error) {
+	if found, err := d.records(ctx, req); !errors.Is(err, errNoVerb) {
 		return found, err
 	}
 	admin, err := d.admin()
 	if err != nil {
 		return nil, err
 	}
-	if found, err := d.groups(ctx, admin, asked); !errors.Is(err, errNoVerb) {
+	if found, err := d.groups(ctx, admin, req); !errors.Is(err, errNoVerb) {
 		return found, err
 	}
-	return d.topics(ctx, admin, asked)
+	return d.topics(ctx, admin, req)
 }
 
-func (d *driver) topics(ctx context.Context, admin *kadm.Client, asked *request) (any, error) {
-	switch asked.Verb {
+func (d *driver) topics(ctx context.Context, admin *kadm.Client, req *request) (any, error) {
+	switch req.Verb {
 	case "hello":
 		return map[string]string{"client": "franz-go"}, nil
 	case "create_topic":
 		var partitions int32
-		if err := json.Unmarshal(asked.Partitions, &partitions); err != nil {
+		if err := json.Unmarshal(req.Partitions, &partitions); err != nil {
 			return nil, err
 		}
-		_, err := admin.CreateTopic(ctx, partitions, asked.Replicas, asked.Config, asked.Topic)
+		_, err := admin.CreateTopic(ctx, partitions, req.Replicas, req.Config, req.Topic)
 		return nil, err
 	case "delete_topic":
-		_, err := admin.DeleteTopic(ctx, asked.Topic)
+		_, err := admin.DeleteTopic(ctx, req.Topic)
 		return nil, err
 	case "list_topics":
 		found, err := admin.ListTopics(ctx)
 		return found.Names(), err
 	case "describe_topic":
-		return describeTopic(ctx, admin, asked.Topic)
+		return describeTopic(ctx, admin, req.Topic)
 	case "describe_cluster":
 		found, err := admin.BrokerMetadata(ctx)
 		brokers := []map[string]any{}
@@ -149,13 +149,13 @@ func (d *driver) topics(ctx context.Context, admin *kadm.Client, asked *request)
 		}
 		return map[string]any{"brokers": brokers, "controller": found.Controller}, err
 	case "create_partitions":
-		found, err := admin.UpdatePartitions(ctx, int(asked.Total), asked.Topic)
+		found, err := admin.UpdatePartitions(ctx, int(req.Total), req.Topic)
 		if err == nil {
 			err = found.Error()
 		}
 		return nil, err
 	case "describe_configs":
-		found, err := admin.DescribeTopicConfigs(ctx, asked.Topic)
+		found, err := admin.DescribeTopicConfigs(ctx, req.Topic)
 		if err != nil {
 			return nil, err
 		}
@@ -165,32 +165,32 @@ func (d *driver) topics(ctx context.Context, admin *kadm.Client, asked *request)
 		}
 		return values, found[0].Err
 	case "alter_config":
-		change := kadm.AlterConfig{Op: kadm.SetConfig, Name: asked.Name, Value: &asked.Value}
-		found, err := admin.AlterTopicConfigs(ctx, []kadm.AlterConfig{change}, asked.Topic)
+		change := kadm.AlterConfig{Op: kadm.SetConfig, Name: req.Name, Value: &req.Value}
+		found, err := admin.AlterTopicConfigs(ctx, []kadm.AlterConfig{change}, req.Topic)
 		if err == nil {
 			err = found[0].Err
 		}
 		return nil, err
 	case "delete_records":
 		offsets := kadm.Offsets{}
-		offsets.AddOffset(asked.Topic, asked.Partition, asked.Before, -1)
+		offsets.AddOffset(req.Topic, req.Partition, req.Before, -1)
 		found, err := admin.DeleteRecords(ctx, offsets)
 		if err != nil {
 			return nil, err
 		}
-		one := found[asked.Topic][asked.Partition]
+		one := found[req.Topic][req.Partition]
 		return one.LowWatermark, one.Err
 	case "watermarks":
-		return watermarks(ctx, admin, asked)
+		return watermarks(ctx, admin, req)
 	case "offset_for_time":
-		found, err := admin.ListOffsetsAfterMilli(ctx, asked.Timestamp, asked.Topic)
+		found, err := admin.ListOffsetsAfterMilli(ctx, req.Timestamp, req.Topic)
 		if err != nil {
 			return nil, err
 		}
-		one, _ := found.Lookup(asked.Topic, asked.Partition)
+		one, _ := found.Lookup(req.Topic, req.Partition)
 		return one.Offset, one.Err
 	}
-	return nil, fmt.Errorf("%w %s", errNoVerb, asked.Verb)
+	return nil, fmt.Errorf("%w %s", errNoVerb, req.Verb)
 }
 
 func describeTopic(ctx context.Context, admin *kadm.Client, topic string) (any, error) {
@@ -207,26 +207,26 @@ func describeTopic(ctx context.Context, admin *kadm.Client, topic string) (any, 
 	return partitions, found[topic].Err
 }
 
-func watermarks(ctx context.Context, admin *kadm.Client, asked *request) (any, error) {
-	first, err := admin.ListStartOffsets(ctx, asked.Topic)
+func watermarks(ctx context.Context, admin *kadm.Client, req *request) (any, error) {
+	first, err := admin.ListStartOffsets(ctx, req.Topic)
 	if err != nil {
 		return nil, err
 	}
-	last, err := admin.ListEndOffsets(ctx, asked.Topic)
+	last, err := admin.ListEndOffsets(ctx, req.Topic)
 	if err != nil {
 		return nil, err
 	}
-	low, _ := first.Lookup(asked.Topic, asked.Partition)
-	high, _ := last.Lookup(asked.Topic, asked.Partition)
+	low, _ := first.Lookup(req.Topic, req.Partition)
+	high, _ := last.Lookup(req.Topic, req.Partition)
 	return []int64{low.Offset, high.Offset}, nil
 }
 
-func (d *driver) groups(ctx context.Context, admin *kadm.Client, asked *request) (any, error) {
-	switch asked.Verb {
+func (d *driver) groups(ctx context.Context, admin *kadm.Client, req *request) (any, error) {
+	switch req.Verb {
 	case "group_open":
-		return nil, d.open(asked)
+		return nil, d.open(req)
 	case "group_poll":
-		records, err := read(ctx, d.group.client, asked.Count, asked.TimeoutS)
+		records, err := read(ctx, d.group.client, req.Count, req.TimeoutS)
 		return map[string]any{"records": records, "assigned": d.group.sorted()}, err
 	case "group_commit":
 		return nil, d.group.client.CommitUncommittedOffsets(ctx)
@@ -235,11 +235,11 @@ func (d *driver) groups(ctx context.Context, admin *kadm.Client, asked *request)
 		d.group = nil
 		return nil, nil
 	case "committed":
-		found, err := admin.FetchOffsets(ctx, asked.Group)
+		found, err := admin.FetchOffsets(ctx, req.Group)
 		if err != nil {
 			return nil, err
 		}
-		if one, is := found.Lookup(asked.Topic, asked.Partition); is {
+		if one, exists := found.Lookup(req.Topic, req.Partition); exists {
 			return one.At, one.Err
 		}
 		return -1, nil
@@ -247,46 +247,46 @@ func (d *driver) groups(ctx context.Context, admin *kadm.Client, asked *request)
 		found, err := admin.ListGroups(ctx)
 		return found.Groups(), err
 	case "describe_group":
-		found, err := admin.DescribeGroups(ctx, asked.Group)
+		found, err := admin.DescribeGroups(ctx, req.Group)
 		if err != nil {
 			return nil, err
 		}
-		one := found[asked.Group]
+		one := found[req.Group]
 		return map[string]any{"state": strings.ToUpper(one.State), "members": len(one.Members)}, one.Err
 	case "delete_group":
-		found, err := admin.DeleteGroups(ctx, asked.Group)
+		found, err := admin.DeleteGroups(ctx, req.Group)
 		if err == nil {
-			err = found[asked.Group].Err
+			err = found[req.Group].Err
 		}
 		return nil, err
 	}
 	return nil, errNoVerb
 }
 
-func (d *driver) open(asked *request) error {
-	made := &member{assigned: map[int32]bool{}}
-	change := func(is bool) func(context.Context, *kgo.Client, map[string][]int32) {
+func (d *driver) open(req *request) error {
+	opened := &member{assigned: map[int32]bool{}}
+	change := func(isAssigned bool) func(context.Context, *kgo.Client, map[string][]int32) {
 		return func(_ context.Context, _ *kgo.Client, changed map[string][]int32) {
-			made.lock.Lock()
-			defer made.lock.Unlock()
+			opened.lock.Lock()
+			defer opened.lock.Unlock()
 			for _, partitions := range changed {
 				for _, partition := range partitions {
-					if is {
-						made.assigned[partition] = true
+					if isAssigned {
+						opened.assigned[partition] = true
 					} else {
-						delete(made.assigned, partition)
+						delete(opened.assigned, partition)
 					}
 				}
 			}
 		}
 	}
 	client, err := d.client(
-		kgo.ConsumerGroup(asked.Group), kgo.ConsumeTopics(asked.Topics...), kgo.DisableAutoCommit(),
+		kgo.ConsumerGroup(req.Group), kgo.ConsumeTopics(req.Topics...), kgo.DisableAutoCommit(),
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.SessionTimeout(10*time.Second),
 		kgo.HeartbeatInterval(time.Second), kgo.OnPartitionsAssigned(change(true)),
 		kgo.OnPartitionsRevoked(change(false)), kgo.OnPartitionsLost(change(false)),
 	)
-	made.client, d.group = client, made
+	opened.client, d.group = client, opened
 	return err
 }
 
@@ -301,12 +301,12 @@ func (m *member) sorted() []int32 {
 	return found
 }
 
-func (d *driver) records(ctx context.Context, asked *request) (any, error) {
-	switch asked.Verb {
+func (d *driver) records(ctx context.Context, req *request) (any, error) {
+	switch req.Verb {
 	case "produce":
-		return d.produce(ctx, asked)
+		return d.produce(ctx, req)
 	case "consume":
-		return d.consume(ctx, asked)
+		return d.consume(ctx, req)
 	}
 	return nil, errNoVerb
 }
@@ -316,18 +316,18 @@ var codecs = map[string]kgo.CompressionCodec{
 	"snappy": kgo.SnappyCompression(), "lz4": kgo.Lz4Compression(), "zstd": kgo.ZstdCompression(),
 }
 
-func (d *driver) produce(ctx context.Context, asked *request) (any, error) {
+func (d *driver) produce(ctx context.Context, req *request) (any, error) {
 	options := []kgo.Opt{
-		kgo.ProducerBatchCompression(codecs[asked.Compression]), kgo.RecordPartitioner(kgo.ManualPartitioner()),
+		kgo.ProducerBatchCompression(codecs[req.Compression]), kgo.RecordPartitioner(kgo.ManualPartitioner()),
 		kgo.ProducerLinger(2 * time.Millisecond),
 	}
-	switch asked.Acks {
+	switch req.Acks {
 	case "0":
 		options = append(options, kgo.RequiredAcks(kgo.NoAck()))
 	case "1":
 		options = append(options, kgo.RequiredAcks(kgo.LeaderAck()))
 	}
-	if !asked.Idempotent {
+	if !req.Idempotent {
 		options = append(options, kgo.DisableIdempotentWrite())
 	}
 	client, err := d.client(options...)
@@ -335,36 +335,36 @@ func (d *driver) produce(ctx context.Context, asked *request) (any, error) {
 		return nil, err
 	}
 	defer client.Close()
-	placed := make([][2]int64, len(asked.Records))
-	failures := make(chan error, len(asked.Records))
-	for number, one := range asked.Records {
-		record := &kgo.Record{Topic: asked.Topic, Key: data(one.Key), Value: data(one.Value)}
-		if one.Partition != nil {
-			record.Partition = *one.Partition
+	positions := make([][2]int64, len(req.Records))
+	failures := make(chan error, len(req.Records))
+	for number, sent := range req.Records {
+		record := &kgo.Record{Topic: req.Topic, Key: data(sent.Key), Value: data(sent.Value)}
+		if sent.Partition != nil {
+			record.Partition = *sent.Partition
 		}
-		if one.Timestamp != nil {
-			record.Timestamp = time.UnixMilli(*one.Timestamp)
+		if sent.Timestamp != nil {
+			record.Timestamp = time.UnixMilli(*sent.Timestamp)
 		}
-		for _, header := range one.Headers {
+		for _, header := range sent.Headers {
 			record.Headers = append(record.Headers, kgo.RecordHeader{Key: header[0], Value: data(&header[1])})
 		}
 		client.Produce(ctx, record, func(found *kgo.Record, err error) {
-			placed[number] = [2]int64{int64(found.Partition), found.Offset}
+			positions[number] = [2]int64{int64(found.Partition), found.Offset}
 			failures <- err
 		})
-		time.Sleep(time.Duration(asked.PaceMs * float64(time.Millisecond)))
+		time.Sleep(time.Duration(req.PaceMs * float64(time.Millisecond)))
 	}
-	for range asked.Records {
+	for range req.Records {
 		if err := <-failures; err != nil {
 			return nil, err
 		}
 	}
-	return placed, nil
+	return positions, nil
 }
 
-func (d *driver) consume(ctx context.Context, asked *request) (any, error) {
+func (d *driver) consume(ctx context.Context, req *request) (any, error) {
 	var wanted map[string]int64
-	if err := json.Unmarshal(asked.Partitions, &wanted); err != nil {
+	if err := json.Unmarshal(req.Partitions, &wanted); err != nil {
 		return nil, err
 	}
 	offsets := map[int32]kgo.Offset{}
@@ -383,19 +383,19 @@ func (d *driver) consume(ctx context.Context, asked *request) (any, error) {
 		}
 	}
 	reset := kgo.NewOffset().AtStart()
-	if asked.Reset == "none" {
+	if req.Reset == "none" {
 		reset = kgo.NoResetOffset()
 	}
-	client, err := d.client(kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{asked.Topic: offsets}), kgo.ConsumeResetOffset(reset))
+	client, err := d.client(kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{req.Topic: offsets}), kgo.ConsumeResetOffset(reset))
 	if err != nil {
 		return nil, err
 	}
 	defer client.Close()
-	timeout := asked.TimeoutS
+	timeout := req.TimeoutS
 	if timeout == 0 {
 		timeout = 30
 	}
-	return read(ctx, client, asked.Count, timeout)
+	return read(ctx, client, req.Count, timeout)
 }
 
 func read(ctx context.Context, client *kgo.Client, count int, seconds float64) ([]record, error) {
@@ -442,12 +442,12 @@ func main() {
 		if err != nil {
 			break
 		}
-		var asked request
-		if err := json.Unmarshal(line, &asked); err != nil {
+		var req request
+		if err := json.Unmarshal(line, &req); err != nil {
 			panic(err)
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 85*time.Second)
-		found, err := d.answer(ctx, &asked)
+		found, err := d.respond(ctx, &req)
 		cancel()
 		if err != nil {
 			err = out.Encode(map[string]any{"error": code(err), "text": err.Error()})

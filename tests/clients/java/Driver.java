@@ -38,7 +38,7 @@ import org.apache.kafka.common.protocol.Errors;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 
-/** Apache Kafka's Java client behind the verbs that every driver knows; see drivers/serving.py. */
+/** Driver of Apache Kafka's Java client; see drivers/serving.py. */
 public final class Driver {
     private static final ObjectMapper JSON = new ObjectMapper();
     private static final long TIMEOUT_S = 30;
@@ -53,22 +53,22 @@ public final class Driver {
         this.rack = options.path("rack").asText("");
     }
 
-    public static void main(String[] given) throws Exception {
+    public static void main(String[] arguments) throws Exception {
         PrintStream out = System.out;
         System.setOut(System.err);
-        Driver driver = new Driver(given[0], JSON.readTree(given.length > 1 ? given[1] : "{}"));
+        Driver driver = new Driver(arguments[0], JSON.readTree(arguments.length > 1 ? arguments[1] : "{}"));
         BufferedReader in = new BufferedReader(new InputStreamReader(System.in));
         for (String line = in.readLine(); line != null; line = in.readLine()) {
-            Map<String, Object> answer = new LinkedHashMap<>();
+            Map<String, Object> response = new LinkedHashMap<>();
             try {
-                answer.put("ok", driver.answer(JSON.readTree(line)));
+                response.put("ok", driver.respond(JSON.readTree(line)));
             } catch (Throwable thrown) {
                 Throwable error = thrown instanceof ExecutionException ? thrown.getCause() : thrown;
                 error.printStackTrace();
-                answer.put("error", codeOf(error));
-                answer.put("text", String.valueOf(error.getMessage()));
+                response.put("error", codeOf(error));
+                response.put("text", String.valueOf(error.getMessage()));
             }
-            out.println(JSON.writeValueAsString(answer));
+            out.println(JSON.writeValueAsString(response));
             out.flush();
         }
         if (driver.group != null) {
@@ -86,38 +86,38 @@ public final class Driver {
         return Errors.forException(error).code();
     }
 
-    private Object answer(JsonNode asked) throws Exception {
-        String topic = asked.path("topic").asText();
-        int partition = asked.path("partition").asInt();
-        String named = asked.path("group").asText();
-        switch (asked.get("verb").asText()) {
+    private Object respond(JsonNode request) throws Exception {
+        String topic = request.path("topic").asText();
+        int partition = request.path("partition").asInt();
+        String groupId = request.path("group").asText();
+        switch (request.get("verb").asText()) {
             case "hello": return Map.of("client", "Apache Kafka's Java client", "version",
                 org.apache.kafka.common.utils.AppInfoParser.getVersion());
-            case "create_topic": return createTopic(asked, topic);
+            case "create_topic": return createTopic(request, topic);
             case "delete_topic": return done(admin().deleteTopics(List.of(topic)).all());
             case "list_topics": return done(admin().listTopics().names());
             case "describe_topic": return describeTopic(topic);
             case "describe_cluster": return describeCluster();
             case "create_partitions": return done(admin().createPartitions(
-                Map.of(topic, NewPartitions.increaseTo(asked.get("total").asInt()))).all());
+                Map.of(topic, NewPartitions.increaseTo(request.get("total").asInt()))).all());
             case "describe_configs": return describeConfigs(topic);
-            case "alter_config": return alterConfig(topic, asked);
+            case "alter_config": return alterConfig(topic, request);
             case "delete_records": return done(admin().deleteRecords(Map.of(new TopicPartition(topic, partition),
-                RecordsToDelete.beforeOffset(asked.get("before").asLong()))).lowWatermarks()
+                RecordsToDelete.beforeOffset(request.get("before").asLong()))).lowWatermarks()
                 .get(new TopicPartition(topic, partition))).lowWatermark();
-            case "produce": return produce(asked, topic);
-            case "consume": return consume(asked, topic);
+            case "produce": return produce(request, topic);
+            case "consume": return consume(request, topic);
             case "watermarks": return watermarks(new TopicPartition(topic, partition));
-            case "offset_for_time": return offsetForTime(new TopicPartition(topic, partition), asked);
-            case "group_open": return groupOpen(asked, named);
-            case "group_poll": return groupPoll(asked);
+            case "offset_for_time": return offsetForTime(new TopicPartition(topic, partition), request);
+            case "group_open": return groupOpen(request, groupId);
+            case "group_poll": return groupPoll(request);
             case "group_commit": group.commitSync(); return null;
             case "group_close": group.close(); group = null; return null;
-            case "committed": return committed(named, new TopicPartition(topic, partition));
+            case "committed": return committed(groupId, new TopicPartition(topic, partition));
             case "list_groups": return done(admin().listGroups().all()).stream().map(g -> g.groupId()).toList();
-            case "describe_group": return describeGroup(named);
-            case "delete_group": return done(admin().deleteConsumerGroups(List.of(named)).all());
-            default: throw new IllegalArgumentException("no verb " + asked.get("verb").asText());
+            case "describe_group": return describeGroup(groupId);
+            case "delete_group": return done(admin().deleteConsumerGroups(List.of(groupId)).all());
+            default: throw new IllegalArgumentException("no verb " + request.get("verb").asText());
         }
     }
 
@@ -132,10 +132,10 @@ public final class Driver {
         return future.get(TIMEOUT_S, TimeUnit.SECONDS);
     }
 
-    private Object createTopic(JsonNode asked, String topic) throws Exception {
+    private Object createTopic(JsonNode request, String topic) throws Exception {
         Map<String, String> config = new HashMap<>();
-        asked.path("config").properties().forEach(each -> config.put(each.getKey(), each.getValue().asText()));
-        NewTopic wanted = new NewTopic(topic, asked.get("partitions").asInt(), (short) asked.get("replicas").asInt());
+        request.path("config").properties().forEach(each -> config.put(each.getKey(), each.getValue().asText()));
+        NewTopic wanted = new NewTopic(topic, request.get("partitions").asInt(), (short) request.get("replicas").asInt());
         return done(admin().createTopics(List.of(wanted.configs(config))).all());
     }
 
@@ -169,37 +169,37 @@ public final class Driver {
         return found;
     }
 
-    private Object alterConfig(String topic, JsonNode asked) throws Exception {
-        ConfigEntry entry = new ConfigEntry(asked.get("name").asText(), asked.get("value").asText());
+    private Object alterConfig(String topic, JsonNode request) throws Exception {
+        ConfigEntry entry = new ConfigEntry(request.get("name").asText(), request.get("value").asText());
         return done(admin().incrementalAlterConfigs(Map.of(new ConfigResource(ConfigResource.Type.TOPIC, topic),
             List.of(new AlterConfigOp(entry, AlterConfigOp.OpType.SET)))).all());
     }
 
-    private Object produce(JsonNode asked, String topic) throws Exception {
+    private Object produce(JsonNode request, String topic) throws Exception {
         Map<String, Object> config = new HashMap<>(Map.of("bootstrap.servers", bootstrap, "linger.ms", 2,
-            "compression.type", asked.path("compression").asText("none"), "acks", asked.path("acks").asText("all"),
-            "enable.idempotence", asked.path("idempotent").asBoolean(false)));
-        long paceMs = asked.path("pace_ms").asLong(0);
+            "compression.type", request.path("compression").asText("none"), "acks", request.path("acks").asText("all"),
+            "enable.idempotence", request.path("idempotent").asBoolean(false)));
+        long paceMs = request.path("pace_ms").asLong(0);
         List<Future<RecordMetadata>> sent = new ArrayList<>();
-        List<Object> placed = new ArrayList<>();
+        List<Object> positions = new ArrayList<>();
         try (var producer = new KafkaProducer<>(config, new ByteArraySerializer(), new ByteArraySerializer())) {
-            for (JsonNode one : asked.get("records")) {
-                var record = new ProducerRecord<byte[], byte[]>(topic,
-                    one.path("partition").isNumber() ? one.get("partition").asInt() : null,
-                    one.path("timestamp").isNumber() ? one.get("timestamp").asLong() : null,
-                    data(one.path("key")), data(one.path("value")));
-                for (JsonNode header : one.path("headers")) {
-                    record.headers().add(header.get(0).asText(), data(header.get(1)));
+            for (JsonNode record : request.get("records")) {
+                var produced = new ProducerRecord<byte[], byte[]>(topic,
+                    record.path("partition").isNumber() ? record.get("partition").asInt() : null,
+                    record.path("timestamp").isNumber() ? record.get("timestamp").asLong() : null,
+                    data(record.path("key")), data(record.path("value")));
+                for (JsonNode header : record.path("headers")) {
+                    produced.headers().add(header.get(0).asText(), data(header.get(1)));
                 }
-                sent.add(producer.send(record));
+                sent.add(producer.send(produced));
                 Thread.sleep(paceMs);
             }
             for (Future<RecordMetadata> each : sent) {
                 RecordMetadata found = each.get(60, TimeUnit.SECONDS);
-                placed.add(List.of(found.partition(), found.offset()));
+                positions.add(List.of(found.partition(), found.offset()));
             }
         }
-        return placed;
+        return positions;
     }
 
     private static byte[] data(JsonNode value) {
@@ -210,32 +210,32 @@ public final class Driver {
         return value == null ? null : Base64.getEncoder().encodeToString(value);
     }
 
-    private KafkaConsumer<byte[], byte[]> consumer(String named, String reset) {
+    private KafkaConsumer<byte[], byte[]> consumer(String groupId, String reset) {
         Map<String, Object> config = new HashMap<>(Map.of("bootstrap.servers", bootstrap, "enable.auto.commit", false,
             "auto.offset.reset", reset, "fetch.max.wait.ms", 100, "session.timeout.ms", 10_000,
             "heartbeat.interval.ms", 1000, "client.rack", rack));
-        if (named != null) {
-            config.put("group.id", named);
+        if (groupId != null) {
+            config.put("group.id", groupId);
         }
         return new KafkaConsumer<>(config, new ByteArrayDeserializer(), new ByteArrayDeserializer());
     }
 
-    private Object consume(JsonNode asked, String topic) {
-        try (var consumer = consumer(null, asked.path("reset").asText("earliest"))) {
+    private Object consume(JsonNode request, String topic) {
+        try (var consumer = consumer(null, request.path("reset").asText("earliest"))) {
             Map<TopicPartition, Long> wanted = new HashMap<>();
-            asked.get("partitions").properties().forEach(each -> wanted.put(
+            request.get("partitions").properties().forEach(each -> wanted.put(
                 new TopicPartition(topic, Integer.parseInt(each.getKey())), each.getValue().asLong()));
             consumer.assign(wanted.keySet());
-            wanted.forEach((where, offset) -> {
+            wanted.forEach((topicPartition, offset) -> {
                 if (offset == -2) {
-                    consumer.seekToBeginning(List.of(where));
+                    consumer.seekToBeginning(List.of(topicPartition));
                 } else if (offset == -1) {
-                    consumer.seekToEnd(List.of(where));
+                    consumer.seekToEnd(List.of(topicPartition));
                 } else {
-                    consumer.seek(where, offset);
+                    consumer.seek(topicPartition, offset);
                 }
             });
-            return read(consumer, asked.get("count").asInt(), asked.path("timeout_s").asDouble(30));
+            return read(consumer, request.get("count").asInt(), request.path("timeout_s").asDouble(30));
         }
     }
 
@@ -248,53 +248,53 @@ public final class Driver {
                 for (Header header : each.headers()) {
                     headers.add(List.of(header.key(), text(header.value())));
                 }
-                Map<String, Object> one = new LinkedHashMap<>();
-                one.put("partition", each.partition());
-                one.put("offset", each.offset());
-                one.put("key", text(each.key()));
-                one.put("value", text(each.value()));
-                one.put("timestamp", each.timestamp());
-                one.put("headers", headers);
-                found.add(one);
+                Map<String, Object> record = new LinkedHashMap<>();
+                record.put("partition", each.partition());
+                record.put("offset", each.offset());
+                record.put("key", text(each.key()));
+                record.put("value", text(each.value()));
+                record.put("timestamp", each.timestamp());
+                record.put("headers", headers);
+                found.add(record);
             }
         }
         return found;
     }
 
-    private Object watermarks(TopicPartition where) {
+    private Object watermarks(TopicPartition topicPartition) {
         try (var consumer = consumer(null, "earliest")) {
-            return List.of(consumer.beginningOffsets(List.of(where)).get(where),
-                consumer.endOffsets(List.of(where)).get(where));
+            return List.of(consumer.beginningOffsets(List.of(topicPartition)).get(topicPartition),
+                consumer.endOffsets(List.of(topicPartition)).get(topicPartition));
         }
     }
 
-    private Object offsetForTime(TopicPartition where, JsonNode asked) {
+    private Object offsetForTime(TopicPartition topicPartition, JsonNode request) {
         try (var consumer = consumer(null, "earliest")) {
-            var found = consumer.offsetsForTimes(Map.of(where, asked.get("timestamp").asLong())).get(where);
+            var found = consumer.offsetsForTimes(Map.of(topicPartition, request.get("timestamp").asLong())).get(topicPartition);
             return found == null ? -1 : found.offset();
         }
     }
 
-    private Object groupOpen(JsonNode asked, String named) {
-        group = consumer(named, "earliest");
+    private Object groupOpen(JsonNode request, String groupId) {
+        group = consumer(groupId, "earliest");
         List<String> topics = new ArrayList<>();
-        asked.get("topics").forEach(each -> topics.add(each.asText()));
+        request.get("topics").forEach(each -> topics.add(each.asText()));
         group.subscribe(topics);
         return null;
     }
 
-    private Object groupPoll(JsonNode asked) {
-        List<Object> records = read(group, asked.get("count").asInt(), asked.get("timeout_s").asDouble());
+    private Object groupPoll(JsonNode request) {
+        List<Object> records = read(group, request.get("count").asInt(), request.get("timeout_s").asDouble());
         return Map.of("records", records, "assigned", group.assignment().stream().map(p -> p.partition()).sorted().toList());
     }
 
-    private Object committed(String named, TopicPartition where) throws Exception {
-        OffsetAndMetadata found = done(admin().listConsumerGroupOffsets(named).partitionsToOffsetAndMetadata()).get(where);
+    private Object committed(String groupId, TopicPartition topicPartition) throws Exception {
+        OffsetAndMetadata found = done(admin().listConsumerGroupOffsets(groupId).partitionsToOffsetAndMetadata()).get(topicPartition);
         return found == null ? -1 : found.offset();
     }
 
-    private Object describeGroup(String named) throws Exception {
-        var found = done(admin().describeConsumerGroups(List.of(named)).describedGroups().get(named));
+    private Object describeGroup(String groupId) throws Exception {
+        var found = done(admin().describeConsumerGroups(List.of(groupId)).describedGroups().get(groupId));
         return Map.of("state", found.groupState().name().toUpperCase(Locale.ROOT), "members", found.members().size());
     }
 }

@@ -1,10 +1,10 @@
-// kafkajs behind the verbs that every driver knows; see drivers/serving.py.
+// Driver of kafkajs; see drivers/serving.py.
 "use strict";
 const readline = require("node:readline");
 const { CompressionCodecs, CompressionTypes, ConfigResourceTypes, Kafka, logLevel } = require("kafkajs");
 
 CompressionCodecs[CompressionTypes.Snappy] = require("kafkajs-snappy");
-// zstd and lz4 are left to codecs that users bring; these two have none that builds everywhere.
+// kafkajs needs plug-ins for zstd and lz4, and none of them builds on all machines.
 const CODECS = { none: CompressionTypes.None, gzip: CompressionTypes.GZIP, snappy: CompressionTypes.Snappy };
 
 const kafka = new Kafka({
@@ -18,20 +18,20 @@ const { rack } = JSON.parse(process.argv[3] || "{}");
 const data = (text) => (text === null || text === undefined ? null : Buffer.from(text, "base64"));
 const text = (value) => (value === null || value === undefined ? null : Buffer.from(value).toString("base64"));
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
-let made = null;
+let adminClient = null;
 let member = null;
 let unused = 0;
 
 async function admin() {
-  if (made === null) {
-    made = kafka.admin({ retry: { retries: 3 } });
-    await made.connect();
+  if (adminClient === null) {
+    adminClient = kafka.admin({ retry: { retries: 3 } });
+    await adminClient.connect();
   }
-  return made;
+  return adminClient;
 }
 
-function refuse(code, why) {
-  const error = new Error(why);
+function refuse(code, reason) {
+  const error = new Error(reason);
   error.code = code;
   throw error;
 }
@@ -48,20 +48,20 @@ function recordOf(partition, message) {
   };
 }
 
-// A consumer that keeps what it is given until somebody asks.
+// A consumer that buffers records until they are polled.
 class Member {
   constructor(groupId) {
     const timing = { sessionTimeout: 10000, heartbeatInterval: 1000, rebalanceTimeout: 10000, maxWaitTimeInMs: 100 };
     this.consumer = kafka.consumer({ groupId, rackId: rack || "", metadataMaxAge: 2000, ...timing });
-    this.waiting = [];
-    this.given = new Map();
+    this.buffered = [];
+    this.positions = new Map();
     this.assigned = [];
     this.crash = null;
     this.consumer.on(this.consumer.events.GROUP_JOIN, ({ payload }) => {
       this.assigned = Object.values(payload.memberAssignment).flat().sort();
-      this.waiting = [];
+      this.buffered = [];
     });
-    // One after which it starts again by itself is no failure: it goes on from what was committed, or the beginning.
+    // A crash with a restart is not an error: the consumer resumes from its commits or the beginning.
     this.consumer.on(this.consumer.events.CRASH, ({ payload }) => payload.restart || (this.crash = payload.error));
   }
 
@@ -74,17 +74,17 @@ class Member {
       eachBatchAutoResolve: true,
       eachBatch: async ({ batch }) => {
         for (const message of batch.messages) {
-          this.waiting.push({ topic: batch.topic, one: recordOf(batch.partition, message) });
+          this.buffered.push({ topic: batch.topic, record: recordOf(batch.partition, message) });
         }
       },
     });
   }
 
-  // While it starts again there is nothing that could seek.
-  async seek(where, deadline) {
+  // Retries while the consumer restarts, because it cannot seek then.
+  async seek(position, deadline) {
     for (;;) {
       try {
-        return this.consumer.seek(where);
+        return this.consumer.seek(position);
       } catch (error) {
         if (!error.message.includes("was not initialized") || Date.now() > deadline) throw error;
         if (this.crash !== null) throw this.crash;
@@ -95,21 +95,21 @@ class Member {
 
   async poll(count, seconds) {
     const deadline = Date.now() + seconds * 1000;
-    while (this.waiting.length < count && Date.now() < deadline) await pause(20);
+    while (this.buffered.length < count && Date.now() < deadline) await pause(20);
     if (this.crash !== null) throw this.crash;
-    const found = this.waiting.splice(0, count);
-    for (const { topic, one } of found) this.given.set(`${topic}:${one.partition}`, one.offset + 1);
-    return found.map(({ one }) => one);
+    const found = this.buffered.splice(0, count);
+    for (const { topic, record } of found) this.positions.set(`${topic}:${record.partition}`, record.offset + 1);
+    return found.map(({ record }) => record);
   }
 
   async commit() {
-    const offsets = [...this.given].map(([where, offset]) => {
-      const [topic, partition] = where.split(":");
+    const offsets = [...this.positions].map(([key, offset]) => {
+      const [topic, partition] = key.split(":");
       return { topic, partition: Number(partition), offset: String(offset) };
     });
-    const mine = offsets.filter(({ partition }) => this.assigned.includes(partition));
-    await this.consumer.commitOffsets(mine);
-    this.given.clear();
+    const assigned = offsets.filter(({ partition }) => this.assigned.includes(partition));
+    await this.consumer.commitOffsets(assigned);
+    this.positions.clear();
   }
 }
 
@@ -118,17 +118,17 @@ async function produce({ topic, records, compression = "none", acks = "all", ide
   const retry = { retries: idempotent ? Number.MAX_SAFE_INTEGER : 60, maxRetryTime: 2000 };
   const producer = kafka.producer({ idempotent, maxInFlightRequests: 1, retry });
   await producer.connect();
-  const placed = new Array(records.length);
-  // What is sent at once is one request a partition: in portions, so that something is under way for a while.
+  const positions = new Array(records.length);
+  // One send is one request per partition. Several sends keep requests in flight while a test kills a broker.
   const portion = pace_ms ? 10 : records.length;
   for (let first = 0; first < records.length; first += portion) {
     const part = records.slice(first, first + portion);
-    const messages = part.map((one) => ({
-      key: data(one.key),
-      value: data(one.value),
-      partition: one.partition,
-      timestamp: one.timestamp === undefined || one.timestamp === null ? undefined : String(one.timestamp),
-      headers: Object.fromEntries((one.headers || []).map(([name, value]) => [name, data(value)])),
+    const messages = part.map((record) => ({
+      key: data(record.key),
+      value: data(record.value),
+      partition: record.partition,
+      timestamp: record.timestamp === undefined || record.timestamp === null ? undefined : String(record.timestamp),
+      headers: Object.fromEntries((record.headers || []).map(([name, value]) => [name, data(value)])),
     }));
     const done = await producer.send({
       topic,
@@ -137,48 +137,49 @@ async function produce({ topic, records, compression = "none", acks = "all", ide
       compression: CODECS[compression],
     });
     const next = new Map((done || []).map(({ partition, baseOffset }) => [partition, Number(baseOffset)]));
-    part.forEach((one, number) => {
-      const offset = next.get(one.partition);
-      placed[first + number] = [one.partition, offset];
-      next.set(one.partition, offset + 1);
+    part.forEach((record, number) => {
+      const offset = next.get(record.partition);
+      positions[first + number] = [record.partition, offset];
+      next.set(record.partition, offset + 1);
     });
     await pause(pace_ms * part.length);
   }
   await producer.disconnect();
-  return placed;
+  return positions;
 }
 
 async function consume({ topic, partitions, count, timeout_s = 30, reset = "earliest" }) {
   if (reset === "none") throw new Error("no verb for a consumer that does not reset");
-  // It knows no assignment without a group: a group of its own, which seeks.
+  // kafkajs assigns partitions only to groups: each read joins a new group and seeks.
   const reader = new Member(`unused-${process.pid}-${(unused += 1)}`);
   const wanted = Object.entries(partitions).map(([number, offset]) => ({ partition: Number(number), offset }));
-  const places = new Map();
-  for (const { partition, offset } of wanted) places.set(partition, offset);
+  const starts = new Map();
+  for (const { partition, offset } of wanted) starts.set(partition, offset);
   const found = [];
   try {
     await reader.start([topic], true);
     const deadline = Date.now() + timeout_s * 1000;
     for (const { partition, offset } of wanted) await reader.seek({ topic, partition, offset: String(offset) }, deadline);
-    const others = new Map((await (await admin()).fetchTopicOffsets(topic)).map((each) => [each.partition, each]));
-    for (const { partition, high } of others.values()) {
-      if (!places.has(partition)) await reader.seek({ topic, partition, offset: high }, deadline);
+    const watermarks = new Map((await (await admin()).fetchTopicOffsets(topic)).map((each) => [each.partition, each]));
+    for (const { partition, high } of watermarks.values()) {
+      if (!starts.has(partition)) await reader.seek({ topic, partition, offset: high }, deadline);
     }
     const seen = new Set();
     while (found.length < count && Date.now() < deadline) {
-      for (const one of await reader.poll(1, 0.2)) {
-        const from = places.get(one.partition);
-        // What was read before the seek began is not what was asked for.
-        if (from === undefined || from === -1 || (one.offset < from && from < Number(others.get(one.partition).high))) continue;
-        const where = `${one.partition}:${one.offset}`;
-        if (!seen.has(where)) found.push(one);
-        seen.add(where);
+      for (const record of await reader.poll(1, 0.2)) {
+        const from = starts.get(record.partition);
+        if (from === undefined || from === -1) continue;
+        // Skip records that were read before the seek took effect.
+        if (record.offset < from && from < Number(watermarks.get(record.partition).high)) continue;
+        const key = `${record.partition}:${record.offset}`;
+        if (!seen.has(key)) found.push(record);
+        seen.add(key);
       }
     }
   } finally {
     await reader.consumer.disconnect();
   }
-  const byOffset = (one, other) => one.partition - other.partition || one.offset - other.offset;
+  const byOffset = (left, right) => left.partition - right.partition || left.offset - right.offset;
   return found.sort(byOffset);
 }
 
@@ -249,22 +250,22 @@ const verbs = {
   delete_group: async ({ group }) => (await admin()).deleteGroups([group]).then(() => null),
 };
 
-// The number may be of an error inside: of a retrier, of an aggregate, of a group.
+// Returns Kafka's error code, which may be in an error wrapped by a retrier, an aggregate or a group.
 function codeOf(error) {
-  for (const one of [error, error.cause, ...(error.errors || []), ...(error.groups || []).map((each) => each.error)]) {
-    const code = one && (one.code ?? one.errorCode);
+  for (const inner of [error, error.cause, ...(error.errors || []), ...(error.groups || []).map((each) => each.error)]) {
+    const code = inner && (inner.code ?? inner.errorCode);
     if (Number.isInteger(code)) return code;
-    if (one && one.cause) return codeOf(one.cause);
+    if (inner && inner.cause) return codeOf(inner.cause);
   }
   const [failed] = error.groups || [];
   return failed && Number.isInteger(failed.errorCode) ? failed.errorCode : -1;
 }
 
-async function answer(line) {
-  const { verb, ...given } = JSON.parse(line);
+async function respond(line) {
+  const { verb, ...options } = JSON.parse(line);
   if (!(verb in verbs)) return { error: -1, text: `no verb ${verb}` };
   try {
-    return { ok: (await verbs[verb](given)) ?? null };
+    return { ok: (await verbs[verb](options)) ?? null };
   } catch (error) {
     process.stderr.write(`${error.stack}\n`);
     return { error: codeOf(error), text: error.message };
@@ -273,10 +274,10 @@ async function answer(line) {
 
 async function main() {
   for await (const line of readline.createInterface({ input: process.stdin })) {
-    process.stdout.write(`${JSON.stringify(await answer(line))}\n`);
+    process.stdout.write(`${JSON.stringify(await respond(line))}\n`);
   }
   if (member !== null) await member.consumer.disconnect();
-  if (made !== null) await made.disconnect();
+  if (adminClient !== null) await adminClient.disconnect();
   process.exit(0);
 }
 

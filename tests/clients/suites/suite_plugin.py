@@ -1,8 +1,8 @@
-"""A plugin of pytest in the runs of others' test suites (`tools/client_suites.py`): says how each test ended.
+"""Pytest plugin for runs of third-party test suites (`tools/client_suites.py`): records the outcome of each test.
 
-`SUITE_RESULTS` is the file that gets a JSON object a test, `SUITE_LIST` the list of what is not run. aiokafka's
-fixtures start a container of Apache Kafka; with `KAFKA_BOOTSTRAP` they get the cluster that runs there instead, and
-only the tests that talk with it are run.
+Environment variables: `SUITE_RESULTS` is the output file (one JSON object per test), `SUITE_LIST` the file of excluded
+tests. With `KAFKA_BOOTSTRAP`, aiokafka's fixtures return the running cluster instead of starting a container of Apache
+Kafka, and tests without a broker are excluded.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ def pytest_fixture_setup(fixturedef: Any, request: Any) -> Any:
 
 
 def _is_listed(name: str, patterns: Any) -> bool:
-    return any(name == each or (each.endswith("*") and name.startswith(each[:-1])) for each in patterns)
+    return any(name == pattern or (pattern.endswith("*") and name.startswith(pattern[:-1])) for pattern in patterns)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     not_run = tomllib.loads(Path(os.environ["SUITE_LIST"]).read_text()).get("not-run", {})
-    left_out = [item for item in items if _is_listed(item.nodeid, not_run)]
+    excluded = [item for item in items if _is_listed(item.nodeid, not_run)]
     if BOOTSTRAP:
-        left_out += [item for item in items if "kafka_server" not in getattr(item, "fixturenames", ())]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+        excluded += [item for item in items if "kafka_server" not in getattr(item, "fixturenames", ())]
+    config.hook.pytest_deselected(items=excluded)
+    items[:] = [item for item in items if item not in excluded]
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when != "call" and report.outcome == "passed":
         return
-    why = "" if report.outcome == "passed" else str(report.longrepr).strip()
+    reason = "" if report.outcome == "passed" else str(report.longrepr).strip()
     if report.outcome == "skipped" and isinstance(report.longrepr, tuple):
-        why = str(report.longrepr[2])
+        reason = str(report.longrepr[2])
     with open(os.environ["SUITE_RESULTS"], "a") as file:
-        line = {"name": report.nodeid, "outcome": report.outcome, "why": why[-3000:]}
+        line = {"name": report.nodeid, "outcome": report.outcome, "why": reason[-3000:]}
         file.write(json.dumps(line) + "\n")
