@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.broker.broker_clock import Clock
-from tests.unit.broker.conftest_broker import BrokerCluster
+from tests.unit.broker.broker_cluster import BrokerCluster
 
 
 @pytest.fixture

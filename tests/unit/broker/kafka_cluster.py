@@ -14,7 +14,7 @@ from typing import Any
 from kio.serial import entity_reader, entity_writer
 
 from kipmesh.broker import BrokerNode
-from tests.unit.broker.conftest_broker import BrokerCluster
+from tests.unit.broker.broker_cluster import BrokerCluster
 
 with warnings.catch_warnings(action="ignore"):  # kafka-python 3.0 uses functions that Python 3.11 deprecates
     from kafka import TopicPartition

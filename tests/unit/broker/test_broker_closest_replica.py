@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kipmesh.client import Consumer, Producer
-from tests.unit.broker.conftest_broker import BrokerCluster
+from tests.unit.broker.broker_cluster import BrokerCluster
 
 SELECTOR = {"replica.selector.class": "RackAwareReplicaSelector"}
 MAX_AGE_MS = 1500

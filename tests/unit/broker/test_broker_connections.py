@@ -11,7 +11,7 @@ import pytest
 
 from kipmesh.core.record_batch import build
 from kipmesh.transport.grpc.client import Connection
-from tests.unit.broker.conftest_broker import BrokerCluster, eventually, leader_of
+from tests.unit.broker.broker_cluster import BrokerCluster, eventually, leader_of
 
 
 @pytest.fixture

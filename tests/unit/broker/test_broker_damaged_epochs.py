@@ -5,7 +5,7 @@ from __future__ import annotations
 from kipmesh.core.metadata import elections
 from kipmesh.core.metadata.elections import LogEnd
 from kipmesh.core.metadata.states import PartitionState
-from tests.unit.broker.conftest_broker import BrokerCluster
+from tests.unit.broker.broker_cluster import BrokerCluster
 from tests.unit.broker.test_broker_failures import (
     acknowledged,
     batch,

@@ -15,7 +15,7 @@ from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.record_batch import build, iterate
 from simulation.faulty_fs import FaultyFileSystem
-from tests.unit.broker.conftest_broker import BrokerCluster, eventually, leader_of
+from tests.unit.broker.broker_cluster import BrokerCluster, eventually, leader_of
 
 
 def batch(size: int = 100) -> bytes:

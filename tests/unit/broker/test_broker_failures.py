@@ -14,7 +14,7 @@ from kipmesh.core.record_batch import assign, build, iterate, read_records
 from kipmesh.storage.fs import RealFileSystem
 from kipmesh.storage.log_manager import LogManager
 from kipmesh.transport.grpc.client import TransportError
-from tests.unit.broker.conftest_broker import BrokerCluster, eventually, leader_of
+from tests.unit.broker.broker_cluster import BrokerCluster, eventually, leader_of
 
 
 def batch(*values: bytes) -> bytes:

@@ -18,7 +18,7 @@ from kipmesh.core.record_batch import build
 from kipmesh.node import wall_ms
 from kipmesh.transport.grpc.client import ConnectionPool, TransportError
 from tests.unit.broker.broker_clock import Clock, wait_for_fetches
-from tests.unit.broker.conftest_broker import BrokerCluster, eventually, leader_of
+from tests.unit.broker.broker_cluster import BrokerCluster, eventually, leader_of
 
 WAIT_MS = 60_000
 """Longer than the timeout of a call: a fetch that waits this long fails the test."""

@@ -20,7 +20,7 @@ from kipmesh.core.errors import ErrorCode
 from kipmesh.core.record_batch import build, iterate
 from kipmesh.transport.grpc.client import TransportError
 from tests.unit.broker.broker_clock import Clock
-from tests.unit.broker.conftest_broker import CLUSTER_ID, BrokerCluster, eventually, leader_of
+from tests.unit.broker.broker_cluster import CLUSTER_ID, BrokerCluster, eventually, leader_of
 
 WAIT_MS = 60_000
 """Longer than the timeout of a call: a fetch that waits this long fails the test."""

@@ -12,7 +12,7 @@ from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.record_batch import build
 from kipmesh.testing import until as eventually
-from tests.unit.broker.conftest_broker import BrokerCluster
+from tests.unit.broker.broker_cluster import BrokerCluster
 
 GROUP = "readers"
 RECORDS = 3

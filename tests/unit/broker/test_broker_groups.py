@@ -18,7 +18,7 @@ from kipmesh.core.group.coordinator import GROUP_METADATA_TOPIC, partition_for
 from kipmesh.node import wall_ms
 from kipmesh.testing import until as eventually
 from kipmesh.transport.grpc.client import TransportError
-from tests.unit.broker.conftest_broker import BrokerCluster
+from tests.unit.broker.broker_cluster import BrokerCluster
 
 E = ErrorCode
 GROUP = "readers"

@@ -8,7 +8,7 @@ from pathlib import Path
 from kipmesh.core.errors import ErrorCode
 from kipmesh.testing import produced_batch
 from kipmesh.testing import until as eventually
-from tests.unit.broker.conftest_broker import BrokerCluster, leader_of
+from tests.unit.broker.broker_cluster import BrokerCluster, leader_of
 
 
 def batch(sequence: int, *values: bytes, epoch: int = 0) -> bytes:

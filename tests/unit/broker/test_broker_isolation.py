@@ -20,7 +20,7 @@ from kipmesh.core.record_batch import build
 from kipmesh.node import monotonic_ms
 from kipmesh_chaos.links import Links
 from tests.unit.broker.broker_clock import wait_for_fetches
-from tests.unit.broker.conftest_broker import BrokerCluster, eventually, leader_of
+from tests.unit.broker.broker_cluster import BrokerCluster, eventually, leader_of
 
 TO_LEADER = ("controller", "leader")
 FROM_LEADER = ("leader", "controller")

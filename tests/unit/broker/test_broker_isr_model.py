@@ -30,7 +30,7 @@ from kipmesh.core.replica.leader import IsrChange, PartitionLeader
 from kipmesh.storage.log_manager import LogManager
 from kipmesh.transport.grpc.server import RequestContext
 from simulation.faulty_fs import FaultyFileSystem
-from tests.unit.broker.conftest_broker import minimal_config
+from tests.unit.broker.broker_cluster import minimal_config
 
 TOPIC_ID = b"t" * 16
 LAG_MS = 1000

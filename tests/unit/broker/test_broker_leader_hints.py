@@ -12,7 +12,7 @@ from kipmesh.broker.replication.replica import Replica
 from kipmesh.client.records import encode_batch
 from kipmesh.core.errors import ErrorCode
 from kipmesh.core.metadata.states import PartitionState
-from tests.unit.broker.conftest_broker import BrokerCluster, eventually, leader_of
+from tests.unit.broker.broker_cluster import BrokerCluster, eventually, leader_of
 
 NOT_LEADER = ErrorCode.NOT_LEADER_OR_FOLLOWER
 BATCH = encode_batch([(None, b"x")], timestamp_ms=0)

@@ -17,7 +17,7 @@ from kipmesh.messages.table import Api
 from kipmesh.storage.fs import StorageError
 from kipmesh.storage.log_manager import LogManager
 from simulation.faulty_fs import FaultyFileSystem
-from tests.unit.broker.conftest_broker import eventually
+from tests.unit.broker.broker_cluster import eventually
 
 ID = bytes(range(16))
 EARLY, LATE = (ID, 0), (ID, 1)

@@ -18,7 +18,7 @@ from kipmesh.core.record_batch import build, iterate, read_records
 from kipmesh.storage.fs import StorageError
 from kipmesh.transport.grpc.client import TransportError
 from simulation.faulty_fs import FaultyFileSystem
-from tests.unit.broker.conftest_broker import BrokerCluster, eventually, leader_of
+from tests.unit.broker.broker_cluster import BrokerCluster, eventually, leader_of
 
 PARTITIONS = 4
 DIRS = "/m,/b,/c"

@@ -15,7 +15,7 @@ from kipmesh.broker import BrokerNode
 from kipmesh.core.errors import ErrorCode, InvalidConfigError
 from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC, TOPIC_RESOURCE
 from kipmesh.core.record_batch import build
-from tests.unit.broker.conftest_broker import BrokerCluster, eventually, leader_of
+from tests.unit.broker.broker_cluster import BrokerCluster, eventually, leader_of
 
 SMALL_SNAPSHOTS = {
     "metadata.snapshot.min.changed_records.ratio": 0.01,

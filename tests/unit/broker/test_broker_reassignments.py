@@ -13,7 +13,7 @@ from kipmesh.client import AdminClient
 from kipmesh.client.admin.reassignments import DrainProgress
 from kipmesh.core import record_batch
 from kipmesh.core.errors import ErrorCode, KafkaError
-from tests.unit.broker.conftest_broker import BrokerCluster, eventually
+from tests.unit.broker.broker_cluster import BrokerCluster, eventually
 
 RATE = "follower.replication.throttled.rate"
 

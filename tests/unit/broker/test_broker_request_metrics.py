@@ -14,7 +14,7 @@ from kipmesh.transport.grpc.client import ConnectionPool
 from kipmesh.transport.grpc.server import RequestContext, Server
 from kipmesh.transport.metrics import RequestMetrics
 from kipmesh.transport.pipeline import pipeline_of
-from tests.unit.broker.conftest_broker import minimal_config
+from tests.unit.broker.broker_cluster import minimal_config
 
 TIMES = "kafka_network_requestmetrics_totaltimems_count"
 

@@ -17,8 +17,8 @@ from kipmesh.core.config import BrokerConfig
 from kipmesh.core.errors import InvalidConfigError
 from kipmesh.core.record_batch import build
 from tests.unit.broker.broker_clock import Clock, wait_for_fetches
+from tests.unit.broker.broker_cluster import BrokerCluster, eventually
 from tests.unit.broker.broker_selectors import ConfiguredSelector
-from tests.unit.broker.conftest_broker import BrokerCluster, eventually
 
 WAIT_MS = 60_000
 """Longer than the timeout of a call: a fetch that waits this long fails the test."""

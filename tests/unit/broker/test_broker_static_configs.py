@@ -6,7 +6,7 @@ from kipmesh import messages as m
 from kipmesh.broker.handlers.admin import merge_resources, static_configs
 from kipmesh.core.config import BrokerConfig
 from kipmesh.core.config.base import ConfigSource, ResourceType
-from tests.unit.broker.conftest_broker import BrokerCluster
+from tests.unit.broker.broker_cluster import BrokerCluster
 
 RATE = "follower.replication.throttled.rate"
 

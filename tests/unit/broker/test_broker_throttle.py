@@ -18,7 +18,7 @@ from kipmesh.core.metadata.image import MetadataImage, PartitionState
 from kipmesh.core.record_batch import build
 from kipmesh.storage.fs import RealFileSystem
 from kipmesh.storage.log_manager import LogManager
-from tests.unit.broker.conftest_broker import CLUSTER_ID
+from tests.unit.broker.broker_cluster import CLUSTER_ID
 
 TOPIC_ID = b"t" * 16
 ADDED = PartitionState((1, 2, 3), (1, 2), 1, 0, 0, adding_replicas=(3,))

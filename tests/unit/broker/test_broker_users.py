@@ -20,7 +20,7 @@ from kipmesh.core.metadata.states import MetadataDelta
 from kipmesh.core.scram import NUMBERS, ScramCredential, credential, salted_password
 from kipmesh.node.quorum.loader import MetadataLoader
 from kipmesh.transport.kafka.handshake import Sasl, SaslFailedError, SaslState, UsersNotKnownError
-from tests.unit.broker.conftest_broker import BrokerCluster, eventually
+from tests.unit.broker.broker_cluster import BrokerCluster, eventually
 
 pytestmark = pytest.mark.timeout(300)
 

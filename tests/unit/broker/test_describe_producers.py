@@ -8,7 +8,7 @@ from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
 from kipmesh.messages.table import find_api
 from kipmesh.testing import produced_batch
-from tests.unit.broker.conftest_broker import eventually
+from tests.unit.broker.broker_cluster import eventually
 from tests.unit.broker.kafka_cluster import TopicPartition, kafka_cluster
 
 TIMESTAMP = 1_700_000_000_000

@@ -11,7 +11,7 @@ from kio.schema.list_config_resources.v0.response import ListConfigResourcesResp
 
 from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
-from tests.unit.broker.conftest_broker import eventually
+from tests.unit.broker.broker_cluster import eventually
 from tests.unit.broker.kafka_cluster import kafka_cluster
 
 TOPIC, BROKER, LOGGER, METRICS, GROUP = 2, 4, 8, 16, 32

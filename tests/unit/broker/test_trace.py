@@ -27,7 +27,7 @@ from kipmesh.core.errors import ErrorCode
 from kipmesh.node.quorum.metrics import SnapshotSeen
 from kipmesh.transport.grpc.client import ConnectionPool
 from kipmesh.transport.grpc.server import RequestContext
-from tests.unit.broker.conftest_broker import BrokerCluster, eventually, leader_of
+from tests.unit.broker.broker_cluster import BrokerCluster, eventually, leader_of
 
 TRACED = {"mesh.trace.sample": 1, "mesh.trace.flush.interval.ms": 50}
 

@@ -28,8 +28,8 @@ from kipmesh.core.metadata.image import MetadataDelta
 from kipmesh.node.liveness_probe import Address
 from kipmesh.testing import until as eventually
 from kipmesh.transport.grpc.client import TransportError
+from tests.unit.broker.broker_cluster import BrokerCluster, leader_of, minimal_config
 from tests.unit.broker.broker_images import ImageBuilder, topic_id_of
-from tests.unit.broker.conftest_broker import BrokerCluster, leader_of, minimal_config
 
 LINGER_S = 3.0
 NEXT = 3

@@ -9,7 +9,7 @@ from kio.schema.unregister_broker.v0.response import UnregisterBrokerResponse
 
 from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode
-from tests.unit.broker.conftest_broker import eventually
+from tests.unit.broker.broker_cluster import eventually
 from tests.unit.broker.kafka_cluster import kafka_cluster
 
 

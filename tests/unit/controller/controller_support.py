@@ -1,4 +1,4 @@
-"""Live controllers over loopback and brokers that are as simple as can be, for the tests of this folder."""
+"""A quorum of one controller over loopback, and simple fake brokers."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from kipmesh.storage.fs import FileSystem
 from kipmesh.testing import until
 from kipmesh.transport.grpc.client import Connection
 
-CLUSTER = "test-cluster"
+CLUSTER_ID = "test-cluster"
 SESSION_MS = 60_000
 
 
-def controller_config(folder: Path, **values: Any) -> ControllerConfig:
+def controller_config(directory: Path, **values: Any) -> ControllerConfig:
     return ControllerConfig.parse(
         {
             "node.id": 1001,
-            "cluster.id": CLUSTER,
+            "cluster.id": CLUSTER_ID,
             "controller.quorum.voters": "1001@127.0.0.1:19093",
-            "metadata.log.dir": str(folder),
-            # Brokers of tests are heard of once; on a busy machine that may be long ago.
+            "metadata.log.dir": str(directory),
+            # Fake brokers send few heartbeats, which may be far apart on a slow machine.
             "broker.session.timeout.ms": SESSION_MS,
             **{name.replace("_", "."): value for name, value in values.items()},
         }
@@ -34,10 +34,10 @@ def controller_config(folder: Path, **values: Any) -> ControllerConfig:
 
 
 class LiveController:
-    """A quorum of one, active, and a connection to it."""
+    """An active controller, the only voter of its quorum, and a connection to it."""
 
-    def __init__(self, folder: Path, fs: FileSystem | None = None, **values: Any) -> None:
-        self.node = ControllerNode(controller_config(folder, **values), fs=fs)
+    def __init__(self, directory: Path, fs: FileSystem | None = None, **values: Any) -> None:
+        self.node = ControllerNode(controller_config(directory, **values), fs=fs)
 
     async def __aenter__(self) -> LiveController:
         await self.node.start()
@@ -62,19 +62,19 @@ class LiveController:
         return result
 
 
-def end_session(node: ControllerNode, broker_id: int, but_for_ms: int = 0) -> None:
-    """The active controller looks at its clock, and has not heard of the broker for its session timeout or nearly."""
+def expire_session(node: ControllerNode, broker_id: int, remaining_ms: int = 0) -> None:
+    """Shorten the session of a broker to `remaining_ms` and let the active controller check its sessions."""
     active = node.active
     assert active is not None
     session = active._controller.sessions._sessions.get(broker_id)
     assert session is not None
-    session.last_contact_ms = active._now_ms() - active._config.broker_session_timeout_ms + but_for_ms
+    session.last_contact_ms = active._now_ms() - active._config.broker_session_timeout_ms + remaining_ms
     active._cancel_timer()
     active._arm_timer()
 
 
 class FakeBroker:
-    """A broker's side of registration, heartbeats and metadata."""
+    """The broker side of registration, heartbeats and metadata fetches."""
 
     def __init__(
         self, controller: LiveController, broker_id: int, *, rack: str | None = None, leads: bool = False
@@ -85,13 +85,14 @@ class FakeBroker:
         self.leads = leads
         self.epoch = -1
         self.incarnation = uuid.uuid4().bytes
-        self.address = ("255.255.255.255", 9000 + broker_id)  # where nobody can be, not even one who refuses
+        # Unreachable: connections are neither accepted nor refused.
+        self.address = ("255.255.255.255", 9000 + broker_id)
         self.image = MetadataImage()
         self.delta = MetadataDelta()
         self.log = b""
 
     async def register(
-        self, previous_broker_epoch: int = -1, cluster_id: str = CLUSTER
+        self, previous_broker_epoch: int = -1, cluster_id: str = CLUSTER_ID
     ) -> m.BrokerRegistrationResponse:
         request = m.BrokerRegistrationRequest(
             self.broker_id,
@@ -121,7 +122,7 @@ class FakeBroker:
         return response
 
     def fetch_request(self, max_wait_ms: int = 0, min_bytes: int = 1, **values: Any) -> m.FetchRequest:
-        # As a consumer does, which gets what is committed and no more.
+        # Fetches as a consumer, which receives only committed records.
         partition = m.FetchPartition(
             0,
             fetch_offset=self.image.offset + 1,
@@ -129,7 +130,7 @@ class FakeBroker:
             partition_max_bytes=1 << 20,
         )
         request = m.FetchRequest(
-            CLUSTER,
+            CLUSTER_ID,
             -1,
             -1,
             max_wait_ms,
@@ -138,7 +139,7 @@ class FakeBroker:
         )
         return request._replace(**values)
 
-    def take(self, response: m.FetchResponse) -> m.PartitionData:
+    def apply(self, response: m.FetchResponse) -> m.PartitionData:
         assert response.error_code == 0
         data: m.PartitionData = response.responses[0].partitions[0]
         if not data.error_code and data.diverging_epoch is None:
@@ -147,16 +148,16 @@ class FakeBroker:
         return data
 
     async def follow(self, max_wait_ms: int = 0, min_bytes: int = 1) -> m.PartitionData:
-        """Fetch once."""
+        """Fetch and apply records once."""
         request = self.fetch_request(max_wait_ms, min_bytes)
-        return self.take(await self.controller.call("Quorum", "Fetch", request))
+        return self.apply(await self.controller.call("Quorum", "Fetch", request))
 
     async def catch_up(self) -> None:
         while (await self.follow()).records:
             pass
 
     async def join(self, previous_broker_epoch: int = -1) -> None:
-        """Register, catch up, be unfenced."""
+        """Register, catch up, and send the heartbeat that unfences the broker."""
         response = await self.register(previous_broker_epoch)
         assert response.error_code == 0, response
         await self.catch_up()

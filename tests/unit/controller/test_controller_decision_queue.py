@@ -1,4 +1,4 @@
-"""The decision queue alone, over a log that is a list: what is answered when, and which errors are one operation's."""
+"""DecisionQueue over a list as its log: completion, errors of operations, draining and limits."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from kipmesh.controller.decision_queue import DecisionQueue
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.metadata.decision import Decision
 
-OVER = KafkaError(ErrorCode.NOT_CONTROLLER, "controller 1 is active")
+ENDED = KafkaError(ErrorCode.NOT_CONTROLLER, "controller 1 is active")
 
 
 class ListLog:
-    """A log whose appends can be refused, and an image that can fail."""
+    """A log and image whose appends and applies can fail."""
 
     def __init__(self) -> None:
         self.records: list[Any] = []
         self.steps = 0
-        """Of each application."""
+        """Steps in which a batch is applied."""
         self.refuse: Exception | None = None
         self.fail_apply: Exception | None = None
         self.failures: list[BaseException] = []
@@ -47,50 +47,50 @@ class ListLog:
         if self.fail_apply is not None:
             raise self.fail_apply
 
-    def submit(self, name: str = "one", records: int = 1) -> asyncio.Future[Any]:
+    def submit(self, name: str = "decision", records: int = 1) -> asyncio.Future[Any]:
         return self.queue.submit(lambda: Decision([name] * records, name))
 
 
-async def code(answer: asyncio.Future[Any]) -> ErrorCode:
+async def error_of(future: asyncio.Future[Any]) -> ErrorCode:
     with pytest.raises(KafkaError) as caught:
-        await asyncio.wait_for(answer, 30)
+        await asyncio.wait_for(future, 30)
     return caught.value.code
 
 
-async def test_answers_wait_for_all_that_their_decisions_saw() -> None:
+async def test_decision_completes_after_records_it_observed_are_committed() -> None:
     log = ListLog()
     first, second, reads = log.submit("first", 2), log.submit("second"), log.submit("reads", 0)
     log.queue.committed(2)
     assert await first == "first"
     assert not second.done()
-    assert not reads.done(), "what it saw may not be there after all"
+    assert not reads.done(), "the decision depends on an uncommitted record"
     assert log.queue.pending == 2
     log.queue.committed(3)
     assert (await second, await reads) == ("second", "reads")
-    assert await log.submit("nothing new", 0) == "nothing new"
+    assert await log.submit("no records", 0) == "no records"
 
 
-async def test_the_end_refuses_what_is_not_committed() -> None:
+async def test_ended_queue_fails_uncommitted_decisions() -> None:
     log = ListLog()
     done, open_ = log.submit("done"), log.submit("open")
     log.queue.committed(1)
-    log.queue.end(OVER)
+    log.queue.end(ENDED)
     log.queue.end(KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "later"))
     assert await done == "done"
-    assert await code(open_) is ErrorCode.NOT_CONTROLLER
+    assert await error_of(open_) is ErrorCode.NOT_CONTROLLER
     log.queue.committed(2)
     with pytest.raises(KafkaError, match="controller 1 is active"):
         log.submit()
     assert len(log.records) == 2
 
 
-async def test_leadership_that_ends_with_the_append() -> None:
+async def test_decision_fails_if_leadership_ends_during_append() -> None:
     log = ListLog()
     log.fail_apply = None
 
     def append(records: Sequence[Any]) -> bytes:
         log.records += records
-        log.queue.end(OVER)
+        log.queue.end(ENDED)
         return b"batch"
 
     log.queue.append = append
@@ -99,7 +99,7 @@ async def test_leadership_that_ends_with_the_append() -> None:
     assert not log.failures
 
 
-async def test_an_error_that_left_nothing_is_one_operations() -> None:
+async def test_failed_append_fails_only_its_operation() -> None:
     log = ListLog()
 
     def broken() -> Decision[None]:
@@ -117,59 +117,59 @@ async def test_an_error_that_left_nothing_is_one_operations() -> None:
             log.submit()
         assert caught.value.code is expected
     log.refuse = None
-    answer = log.submit("next")
+    response = log.submit("next")
     log.queue.committed(1)
-    assert await answer == "next"
+    assert await response == "next"
     assert not log.failures
 
 
-async def test_what_cannot_be_applied_ends_the_node() -> None:
+async def test_failed_apply_stops_node() -> None:
     log = ListLog()
-    waits = log.submit()
+    pending = log.submit()
     log.fail_apply = error = ValueError("bug")
     with pytest.raises(KafkaError):
         log.submit()
     assert log.failures == [error]
-    assert await code(waits) is ErrorCode.UNKNOWN_SERVER_ERROR
+    assert await error_of(pending) is ErrorCode.UNKNOWN_SERVER_ERROR
     with pytest.raises(KafkaError):
         log.submit()
     assert log.failures == [error]
 
 
-async def test_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queue_refuses_operations_above_limit_except_cleanup(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decision_queue, "OPERATIONS_MAX", 2)
     log = ListLog()
     taken = [log.submit(), log.submit()]
     with pytest.raises(KafkaError) as caught:
         log.submit()
     assert caught.value.code is ErrorCode.REQUEST_TIMED_OUT
-    taken.append(log.queue.submit(lambda: Decision([], "undone"), is_cleanup=True))
+    taken.append(log.queue.submit(lambda: Decision([], "cleanup"), is_cleanup=True))
     log.queue.committed(2)
-    assert await asyncio.gather(*taken) == ["one", "one", "undone"]
+    assert await asyncio.gather(*taken) == ["decision", "decision", "cleanup"]
 
 
-async def test_a_client_that_left_is_no_matter() -> None:
+async def test_cancelled_operation_does_not_affect_next_operation() -> None:
     log = ListLog()
-    left, stays = log.submit("left"), log.submit("stays")
-    left.cancel()
+    cancelled, other = log.submit("cancelled"), log.submit("other")
+    cancelled.cancel()
     log.queue.committed(2)
-    assert await stays == "stays"
+    assert await other == "other"
 
 
-async def test_draining_takes_no_more_and_waits_for_the_rest() -> None:
+async def test_drain_refuses_new_operations_and_waits_for_pending_ones() -> None:
     log = ListLog()
-    waits = log.submit("waits")
-    draining = asyncio.create_task(log.queue.drain(20, OVER))
+    pending = log.submit("pending")
+    draining = asyncio.create_task(log.queue.drain(20, ENDED))
     await asyncio.sleep(0)
     with pytest.raises(KafkaError, match="controller 1"):
         log.submit()
     log.queue.committed(1)
     await draining
-    assert await waits == "waits"
+    assert await pending == "pending"
     late = ListLog()
-    waits = late.submit()
-    await late.queue.drain(0.01, OVER)
-    assert await code(waits) is ErrorCode.NOT_CONTROLLER
+    pending = late.submit()
+    await late.queue.drain(0.01, ENDED)
+    assert await error_of(pending) is ErrorCode.NOT_CONTROLLER
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def _short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_short_slices")
-async def test_nothing_is_decided_while_something_is_half_applied() -> None:
+async def test_queue_decides_after_previous_batch_is_fully_applied() -> None:
     log = ListLog()
     log.steps = 3
     decided: list[str] = []
@@ -193,26 +193,26 @@ async def test_nothing_is_decided_while_something_is_half_applied() -> None:
     first, second, third = decide("first"), decide("second"), decide("third")
     assert decided == ["first"]
     log.queue.committed(1)
-    assert not first.done(), "it is not applied yet"
+    assert not first.done(), "the batch is not applied yet"
     third.cancel()
     assert await first == "first"
-    while len(log.records) < 2:  # noqa: ASYNC110 - a turn of the loop is a step
+    while len(log.records) < 2:  # noqa: ASYNC110 - each iteration of the loop is a step
         await asyncio.sleep(0)
     log.queue.committed(2)
     assert await second == "second"
     while log.queue.pending:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    assert decided == ["first", "second"], "who left before its turn decides nothing"
+    assert decided == ["first", "second"], "a cancelled operation decides nothing"
 
 
 @pytest.mark.usefixtures("_short_slices")
-async def test_decisions_of_one_turn_have_none_of_others_between_them() -> None:
+async def test_decide_all_is_not_interleaved_with_other_decisions() -> None:
     log = ListLog()
     log.steps = 2
     all_ = log.queue.decide_all([lambda name=name: Decision([name], None) for name in "abc"])  # type: ignore[misc]
     other = log.submit("other")
     await all_
-    assert log.records == ["a", "b", "c"], "and nobody waits for the watermark"
+    assert log.records == ["a", "b", "c"], "decide_all does not wait for the high watermark"
     log.queue.committed(4)
     assert await other == "other"
     assert log.records == ["a", "b", "c", "other"]
@@ -221,15 +221,15 @@ async def test_decisions_of_one_turn_have_none_of_others_between_them() -> None:
         yield lambda: Decision(["d"], None)
         raise ZeroDivisionError
 
-    assert await code(log.queue.decide_all(broken())) is ErrorCode.UNKNOWN_SERVER_ERROR
+    assert await error_of(log.queue.decide_all(broken())) is ErrorCode.UNKNOWN_SERVER_ERROR
     log.steps = 0
     log.queue.committed(6)
-    assert await log.submit("goes on") == "goes on"
+    assert await log.submit("next") == "next"
 
 
 @pytest.mark.usefixtures("_short_slices")
-async def test_an_epoch_that_ends_within_a_batch() -> None:
-    """What is half applied comes to its end; it and what waits for its turn is refused."""
+async def test_epoch_end_during_apply_fails_decision_and_finishes_apply() -> None:
+    """The batch is still applied completely. Its decision and the queued decisions fail."""
     log = ListLog()
     applied: list[bytes] = []
 
@@ -239,33 +239,33 @@ async def test_an_epoch_that_ends_within_a_batch() -> None:
 
     log.queue.apply = apply
     log.steps = 3
-    half, several = log.submit("half"), log.queue.decide_all([lambda: Decision(["never"], None)])
+    partial, several = log.submit("partial"), log.queue.decide_all([lambda: Decision(["never"], None)])
     queued = log.submit("queued")
-    log.queue.end(OVER)
+    log.queue.end(ENDED)
     assert log.queue.high_watermark == 0
-    for answer in (half, several, queued):
-        assert await code(answer) is ErrorCode.NOT_CONTROLLER
-    while log.queue.pending:  # noqa: ASYNC110 - a turn of the loop is a step
+    for response in (partial, several, queued):
+        assert await error_of(response) is ErrorCode.NOT_CONTROLLER
+    while log.queue.pending:  # noqa: ASYNC110 - each iteration of the loop is a step
         await asyncio.sleep(0)
     assert applied == [b"batch"]
-    assert log.records == ["half"]
+    assert log.records == ["partial"]
 
 
 @pytest.mark.usefixtures("_short_slices")
-async def test_draining_gives_what_is_half_applied_its_time() -> None:
+async def test_drain_completes_partly_applied_decision() -> None:
     log = ListLog()
     log.steps = 5
-    half, queued = log.submit("half"), log.submit("queued")
-    draining = asyncio.create_task(log.queue.drain(20, OVER))
-    assert await code(queued) is ErrorCode.NOT_CONTROLLER
-    assert not half.done()
+    partial, queued = log.submit("partial"), log.submit("queued")
+    draining = asyncio.create_task(log.queue.drain(20, ENDED))
+    assert await error_of(queued) is ErrorCode.NOT_CONTROLLER
+    assert not partial.done()
     log.queue.committed(1)
     await draining
-    assert await half == "half"
+    assert await partial == "partial"
 
 
 @pytest.mark.usefixtures("_short_slices")
-async def test_turns_count_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_queued_decisions_count_against_operation_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decision_queue, "OPERATIONS_MAX", 2)
     log = ListLog()
     log.steps = 3
@@ -273,4 +273,4 @@ async def test_turns_count_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KafkaError):
         log.submit()
     log.queue.committed(2)
-    assert await asyncio.gather(*taken) == ["one", "one"]
+    assert await asyncio.gather(*taken) == ["decision", "decision"]

@@ -1,3 +1,5 @@
+"""A single controller: startup, metadata fetches, broker sessions, and its directory."""
+
 from __future__ import annotations
 
 import asyncio
@@ -18,15 +20,15 @@ from kipmesh.storage.fs import RealFileSystem
 from kipmesh.storage.log_manager import LogManager
 from kipmesh.testing import until
 from tests.unit.controller.controller_support import (
-    CLUSTER,
+    CLUSTER_ID,
     FakeBroker,
     LiveController,
     controller_config,
-    end_session,
+    expire_session,
 )
 
 
-async def test_a_new_cluster_serves_topics_to_brokers(tmp_path: Path) -> None:
+async def test_brokers_join_new_cluster_and_receive_topics(tmp_path: Path) -> None:
     async with LiveController(tmp_path) as controller:
         assert controller.node.ready
         brokers = [FakeBroker(controller, i, rack=f"rack-{i}", leads=i == 1) for i in (1, 2, 3)]
@@ -44,7 +46,7 @@ async def test_a_new_cluster_serves_topics_to_brokers(tmp_path: Path) -> None:
         assert brokers[0].image.brokers[2].endpoints == {"MESH": brokers[1].address}
 
 
-async def test_a_restart_keeps_everything_and_begins_a_new_epoch(tmp_path: Path) -> None:
+async def test_restarted_controller_keeps_metadata_and_sessions_in_new_epoch(tmp_path: Path) -> None:
     async with LiveController(tmp_path) as controller:
         broker = FakeBroker(controller, 1)
         await broker.join()
@@ -58,17 +60,17 @@ async def test_a_restart_keeps_everything_and_begins_a_new_epoch(tmp_path: Path)
         await broker.catch_up()
         assert broker.image == controller.node.image
         assert broker.image.topic_config("kept") == {"retention.ms": "1000"}
-        # The session goes on: same broker epoch, no registration.
+        # The session continues with the same broker epoch.
         assert (await broker.heartbeat()).error_code == 0
         assert set(before.topic_names) == {"kept"}
 
 
-async def test_a_fetch_waits_for_records_and_not_longer(tmp_path: Path) -> None:
+async def test_metadata_fetch_waits_until_records_arrive_or_max_wait_passes(tmp_path: Path) -> None:
     async with LiveController(tmp_path) as controller:
         broker = FakeBroker(controller, 1)
         await broker.join()
         loop = asyncio.get_running_loop()
-        # Longer than the call has: who waits for the end gets no answer.
+        # Longer than the timeout of the call: a fetch that waits for its end fails the test.
         waiting = asyncio.create_task(broker.follow(max_wait_ms=60_000))
         await asyncio.sleep(0.05)
         assert not waiting.done()
@@ -83,26 +85,26 @@ async def test_a_fetch_waits_for_records_and_not_longer(tmp_path: Path) -> None:
         assert controller.node.registry.get_sample_value("kipmesh_controller_waiting_fetches") == 0
 
 
-async def test_a_stream_of_fetches(tmp_path: Path) -> None:
+async def test_metadata_fetch_stream_returns_new_records(tmp_path: Path) -> None:
     async with LiveController(tmp_path) as controller:
         broker = FakeBroker(controller, 1)
         await broker.join()
         stream = controller.connection.fetch_stream("Quorum")
         for name in ("a", "b"):
             await controller.create(name)
-            broker.take(await stream.exchange(broker.fetch_request(60_000), 30))
+            broker.apply(await stream.exchange(broker.fetch_request(60_000), 30))
             assert broker.image.topic_by_name(name)
         stream.cancel()
 
 
-async def test_describe_quorum(tmp_path: Path) -> None:
+async def test_describe_quorum_returns_voters_and_observers(tmp_path: Path) -> None:
     async with LiveController(tmp_path) as controller:
         await FakeBroker(controller, 7).join()
         node = controller.node
         end = node.image.offset + 1
         partition = m.FetchPartition(0, node.epoch, end, node.epoch, partition_max_bytes=1000)
         topic = m.FetchTopic(CLUSTER_METADATA_TOPIC, CLUSTER_METADATA_TOPIC_ID, [partition])
-        await controller.call("Quorum", "Fetch", m.FetchRequest(CLUSTER, 7, topics=[topic]))
+        await controller.call("Quorum", "Fetch", m.FetchRequest(CLUSTER_ID, 7, topics=[topic]))
         response = await controller.call("Quorum", "DescribeQuorum", m.DescribeQuorumRequest())
         found = response.topics[0].partitions[0]
         assert (found.leader_id, found.leader_epoch, found.high_watermark) == (1001, 1, end)
@@ -112,14 +114,14 @@ async def test_describe_quorum(tmp_path: Path) -> None:
         assert [(voter.node_id, voter.port) for voter in response.endpoints] == [(1001, 19093)]
 
 
-async def test_a_silent_broker_is_fenced_by_a_timer(tmp_path: Path) -> None:
+async def test_timer_fences_broker_after_session_timeout(tmp_path: Path) -> None:
     async with LiveController(tmp_path) as controller:
         alive, silent = FakeBroker(controller, 1), FakeBroker(controller, 2)
         await alive.join()
         await silent.join()
         result = await controller.create("t", 2, 2)
         node = controller.node
-        end_session(node, 2)
+        expire_session(node, 2)
         await until(lambda: node.image.brokers[2].fenced, "the silent broker fenced")
         assert not node.image.brokers[1].fenced
         for partition in (0, 1):
@@ -135,28 +137,28 @@ async def test_a_silent_broker_is_fenced_by_a_timer(tmp_path: Path) -> None:
         assert value("kafka_controller_kafkacontroller_activecontrollercount") == 1
 
 
-async def test_controlled_shutdown_waits_for_the_others(tmp_path: Path) -> None:
+async def test_controlled_shutdown_waits_for_leader_change(tmp_path: Path) -> None:
     async with LiveController(tmp_path) as controller:
-        one, two = FakeBroker(controller, 1, leads=True), FakeBroker(controller, 2)
-        await one.join()
-        await two.join()
+        first, second = FakeBroker(controller, 1, leads=True), FakeBroker(controller, 2)
+        await first.join()
+        await second.join()
         result = await controller.create("t", 1, 2)
-        response = await one.heartbeat(shut_down=True)
+        response = await first.heartbeat(shut_down=True)
         assert (response.error_code, response.should_shut_down) == (0, False)
-        assert not (await one.heartbeat(shut_down=True)).should_shut_down
-        await two.catch_up()
-        state = two.image.partition(result.topic_id, 0)
+        assert not (await first.heartbeat(shut_down=True)).should_shut_down
+        await second.catch_up()
+        state = second.image.partition(result.topic_id, 0)
         assert state is not None
         assert (state.leader, state.isr) == (2, (2,))
-        await two.heartbeat()
-        response = await one.heartbeat(shut_down=True)
+        await second.heartbeat()
+        response = await first.heartbeat(shut_down=True)
         assert (response.should_shut_down, response.is_fenced) == (True, True)
-        # A clean return takes no session timeout.
-        again = FakeBroker(controller, 1, leads=True)
-        await again.join(previous_broker_epoch=one.epoch)
+        # After a clean stop, the broker registers before the session timeout.
+        restarted = FakeBroker(controller, 1, leads=True)
+        await restarted.join(previous_broker_epoch=first.epoch)
 
 
-async def test_registration_refusals(tmp_path: Path) -> None:
+async def test_controller_refuses_foreign_duplicate_and_stale_brokers(tmp_path: Path) -> None:
     async with LiveController(tmp_path) as controller:
         broker, twin = FakeBroker(controller, 1), FakeBroker(controller, 1)
         assert (await broker.register(cluster_id="other")).error_code == ErrorCode.INCONSISTENT_CLUSTER_ID
@@ -171,7 +173,7 @@ async def test_registration_refusals(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change", [{"cluster.id": "another"}, {"node.id": 1002, "controller.quorum.voters": "1002@h:1"}]
 )
-async def test_the_folder_of_another_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+async def test_controller_refuses_directory_of_other_cluster_or_node(tmp_path: Path, change: dict[str, object]) -> None:
     async with LiveController(tmp_path):
         pass
     config = controller_config(tmp_path)
@@ -181,17 +183,17 @@ async def test_the_folder_of_another_is_refused(tmp_path: Path, change: dict[str
     await node.stop()
 
 
-async def test_voters_without_this_node_are_refused(tmp_path: Path) -> None:
+async def test_controller_refuses_voters_without_its_id(tmp_path: Path) -> None:
     node = ControllerNode(controller_config(tmp_path, controller_quorum_voters="1002@h:2"))
     with pytest.raises(InvalidConfigError, match=r"controller\.quorum\.voters"):
         await node.start()
     await node.stop()
 
 
-def write_as_before(folder: Path, records: list[r.Record]) -> None:
-    """What kipmesh 0.1.0 left: a metadata log of one voter, stopped in its first epoch, and no `quorum-state`."""
+def write_version_0_1_log(directory: Path, records: list[r.Record]) -> None:
+    """Write the metadata log of kipmesh 0.1.0: one voter, stopped in its first epoch, and no `quorum-state` file."""
     manager = LogManager(
-        RealFileSystem(), (str(folder),), cluster_id=CLUSTER, node_id=1001, defaults=TopicConfig.parse({})
+        RealFileSystem(), (str(directory),), cluster_id=CLUSTER_ID, node_id=1001, defaults=TopicConfig.parse({})
     )
     manager.load(0)
     log = manager.create(CLUSTER_METADATA_TOPIC, 0, CLUSTER_METADATA_TOPIC_ID, TopicConfig.parse({}), 0)
@@ -203,9 +205,9 @@ def write_as_before(folder: Path, records: list[r.Record]) -> None:
     manager.close(1)
 
 
-async def test_data_of_the_version_before_goes_on(tmp_path: Path) -> None:
+async def test_controller_starts_from_metadata_log_of_version_0_1(tmp_path: Path) -> None:
     topic_id = b"t" * 16
-    write_as_before(
+    write_version_0_1_log(
         tmp_path,
         [
             r.FeatureLevelRecord(r.METADATA_VERSION, METADATA_VERSION_LEVEL),
@@ -226,7 +228,7 @@ async def test_data_of_the_version_before_goes_on(tmp_path: Path) -> None:
         assert set(controller.node.image.topic_names) == {"kept", "new"}
 
 
-async def test_a_crash_is_no_clean_stop(tmp_path: Path) -> None:
+async def test_aborted_controller_keeps_metadata_and_writes_no_clean_shutdown_file(tmp_path: Path) -> None:
     controller = LiveController(tmp_path)
     async with controller:
         await FakeBroker(controller, 1).join()
@@ -239,10 +241,10 @@ async def test_a_crash_is_no_clean_stop(tmp_path: Path) -> None:
         assert set(controller.node.image.topic_names) == {"kept"}
 
 
-async def test_stop_ends_waiting_fetches_and_is_idempotent(tmp_path: Path) -> None:
+async def test_stopped_controller_ends_waiting_fetches_and_can_stop_again(tmp_path: Path) -> None:
     controller = LiveController(tmp_path)
     await controller.node.start()
-    async with LiveConnection(controller) as broker:
+    async with ConnectedBroker(controller) as broker:
         await until(lambda: controller.node.ready, "a controller")
         await broker.join()
         waiting = asyncio.create_task(controller.call("Quorum", "Fetch", broker.fetch_request(60_000)))
@@ -254,8 +256,8 @@ async def test_stop_ends_waiting_fetches_and_is_idempotent(tmp_path: Path) -> No
         assert not controller.node.ready
 
 
-class LiveConnection:
-    """A broker on a controller that a test starts and stops itself."""
+class ConnectedBroker:
+    """A fake broker of a controller that the test starts and stops."""
 
     def __init__(self, controller: LiveController) -> None:
         self._controller = controller
@@ -263,14 +265,14 @@ class LiveConnection:
     async def __aenter__(self) -> FakeBroker:
         from kipmesh.transport.grpc.client import Connection
 
-        self._controller.connection = Connection(f"127.0.0.1:{self._controller.node.grpc_port}", CLUSTER)
+        self._controller.connection = Connection(f"127.0.0.1:{self._controller.node.grpc_port}", CLUSTER_ID)
         return FakeBroker(self._controller, 1)
 
     async def __aexit__(self, *error: object) -> None:
         await self._controller.connection.close()
 
 
-async def test_three_thousand_partitions_in_one_request(tmp_path: Path) -> None:
+async def test_controller_creates_3000_partitions_in_one_request(tmp_path: Path) -> None:
     async with LiveController(tmp_path) as controller:
         broker = None
         for broker_id in (1, 2, 3):

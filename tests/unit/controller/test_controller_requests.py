@@ -1,4 +1,4 @@
-"""No request, whatever it says, ends the controller or keeps it from the next."""
+"""Arbitrary requests neither stop the controller nor block the next request."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kipmesh import messages as m
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.transport.grpc.client import TransportError
 from simulation.faulty_fs import FaultyFileSystem
-from tests.unit.controller.controller_support import CLUSTER, FakeBroker, LiveController
+from tests.unit.controller.controller_support import CLUSTER_ID, FakeBroker, LiveController
 
-FOLDER = Path("/metadata")
+DIRECTORY = Path("/metadata")
 INTS = (
     0,
     1,
@@ -56,10 +56,10 @@ BYTES = (b"", b"\0" * 15, b"\0" * 16, b"\xff" * 16, b"\0" * 17)
 
 
 def templates(topic_id: bytes, epoch: int) -> dict[tuple[str, str], list[Any]]:
-    """Requests that are right, or nearly."""
+    """Return valid or almost valid requests per API."""
     registration = m.BrokerRegistrationRequest(
         3,
-        CLUSTER,
+        CLUSTER_ID,
         b"i" * 16,
         [m.Listener("MESH", "127.0.0.1", 9003), m.Listener("OTHER", "127.0.0.1", 9004)],
         [m.Feature("kipmesh.leader", 0, 1)],
@@ -110,17 +110,17 @@ def templates(topic_id: bytes, epoch: int) -> dict[tuple[str, str], list[Any]]:
         ],
         ("Admin", "PlanBrokerDrain"): [m.PlanBrokerDrainRequest(1)],
         ("Admin", "UnregisterBroker"): [m.UnregisterBrokerRequest(3)],
-        ("Quorum", "Fetch"): [m.FetchRequest(CLUSTER, 1, epoch, 1, 1, 1000, topics=[fetch])],
+        ("Quorum", "Fetch"): [m.FetchRequest(CLUSTER_ID, 1, epoch, 1, 1, 1000, topics=[fetch])],
         ("Quorum", "DescribeQuorum"): [m.DescribeQuorumRequest([m.DescribeQuorumTopic("__cluster_metadata", [0])])],
     }
 
 
-def altered(draw: Callable[[Any], Any], value: Any) -> Any:
-    """The value with extremes in the places that hypothesis picks."""
+def mutate(draw: Callable[[Any], Any], value: Any) -> Any:
+    """Replace values at positions that hypothesis picks by extreme values."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*[altered(draw, part) for part in value])
+        return type(value)(*[mutate(draw, part) for part in value])
     if isinstance(value, (list, tuple)):
-        parts = [altered(draw, part) for part in value]
+        parts = [mutate(draw, part) for part in value]
         return parts * draw(st.sampled_from((1, 1, 1, 0, 2, 70)))
     if draw(st.integers(0, 5)):
         return value
@@ -134,16 +134,16 @@ def altered(draw: Callable[[Any], Any], value: Any) -> Any:
 
 
 async def check(data: st.DataObject) -> None:
-    async with LiveController(FOLDER, FaultyFileSystem()) as controller:
+    async with LiveController(DIRECTORY, FaultyFileSystem()) as controller:
         broker = FakeBroker(controller, 1)
         await broker.join()
-        made = await controller.create("t", 1, 1)
-        requests = templates(made.topic_id, broker.epoch)
+        created = await controller.create("t", 1, 1)
+        requests = templates(created.topic_id, broker.epoch)
         draw = data.draw
         for _ in range(draw(st.integers(1, 12))):
             service, method = draw(st.sampled_from(sorted(requests)))
-            request = altered(draw, draw(st.sampled_from(requests[service, method])))
-            with contextlib.suppress(KafkaError, TransportError):  # more than the field holds; refused as a whole
+            request = mutate(draw, draw(st.sampled_from(requests[service, method])))
+            with contextlib.suppress(KafkaError, TransportError):  # a value that its field cannot encode
                 await controller.call(service, method, request, 10)
             assert controller.node.ready, request
             assert not controller.node.failed.done()
@@ -156,7 +156,7 @@ async def check(data: st.DataObject) -> None:
 
 @given(st.data())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-def test_no_request_ends_the_node(data: st.DataObject) -> None:
+def test_arbitrary_requests_do_not_stop_controller(data: st.DataObject) -> None:
     asyncio.run(check(data))
 
 
@@ -179,9 +179,9 @@ def test_no_request_ends_the_node(data: st.DataObject) -> None:
         {"broker_id": -1},
     ],
 )
-async def test_what_a_registration_cannot_say_is_refused(change: dict[str, Any]) -> None:
-    async with LiveController(FOLDER, FaultyFileSystem()) as controller:
-        request = m.BrokerRegistrationRequest(1, CLUSTER, b"i" * 16, [m.Listener("MESH", "h", 1)])
+async def test_invalid_registration_fields_are_refused(change: dict[str, Any]) -> None:
+    async with LiveController(DIRECTORY, FaultyFileSystem()) as controller:
+        request = m.BrokerRegistrationRequest(1, CLUSTER_ID, b"i" * 16, [m.Listener("MESH", "h", 1)])
         response = await controller.call("Controller", "BrokerRegistration", request._replace(**change))
         assert response.error_code == ErrorCode.INVALID_REQUEST
         assert response.error_message
@@ -189,8 +189,8 @@ async def test_what_a_registration_cannot_say_is_refused(change: dict[str, Any])
         await FakeBroker(controller, 1).join()
 
 
-async def test_long_values_are_refused_in_few_words() -> None:
-    async with LiveController(FOLDER, FaultyFileSystem()) as controller:
+async def test_error_message_of_long_config_value_is_short() -> None:
+    async with LiveController(DIRECTORY, FaultyFileSystem()) as controller:
         await FakeBroker(controller, 1).join()
         for value in (" 1" + " " * 100_000, "1\0", "9" * 100_000):
             result = await controller.create("t", retention_ms=value)
@@ -198,5 +198,7 @@ async def test_long_values_are_refused_in_few_words() -> None:
             assert len(result.error_message or "") < 600
         assert (await controller.create("t")).error_code == 0
         resource = m.AlterConfigsResource(2, "t", [m.AlterableConfig("retention.ms", 0, "1" + " " * 100_000)])
-        answer = await controller.call("Admin", "IncrementalAlterConfigs", m.IncrementalAlterConfigsRequest([resource]))
-        assert answer.responses[0].error_code == ErrorCode.INVALID_CONFIG
+        response = await controller.call(
+            "Admin", "IncrementalAlterConfigs", m.IncrementalAlterConfigsRequest([resource])
+        )
+        assert response.responses[0].error_code == ErrorCode.INVALID_CONFIG

@@ -1,4 +1,4 @@
-"""Three controllers in one event loop over loopback, and a client that finds the active one."""
+"""A quorum of controllers in one event loop over loopback, and a client that finds the active controller."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from kipmesh.core.errors import ErrorCode
 from kipmesh.storage.fs import FileSystem
 from kipmesh.testing import until
 from kipmesh.transport.grpc.client import ConnectionPool, TransportError
-from tests.unit.controller.controller_support import CLUSTER, FakeBroker, controller_config
+from tests.unit.controller.controller_support import CLUSTER_ID, FakeBroker, controller_config
 
 FAST = {
     "controller_quorum_fetch_timeout_ms": 300,
     "controller_quorum_election_timeout_ms": 150,
     "controller_quorum_election_backoff_max_ms": 100,
 }
-"""So that elections take some tenths of a second. Any may begin for a process that stood still as long."""
+"""Elections take a few hundred milliseconds. A controller that is suspended for that long may start one."""
 STEADY = {**FAST, "controller_quorum_fetch_timeout_ms": 60_000}
-"""So that there is no election but the first one, and those after an active controller that is stopped."""
+"""Only the first start and a cleanly stopped active controller cause elections."""
 
 
-class Controllers:
-    """Nodes 1001, 1002, ...; each may be started, stopped and killed."""
+class ControllerQuorum:
+    """Controllers 1001, 1002, ... that tests start, stop and kill."""
 
-    def __init__(self, folder: Path, count: int = 3, **values: Any) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path, count: int = 3, **values: Any) -> None:
+        self.directory = directory
         self.ids = [1001 + number for number in range(count)]
-        self._held = ports.PortReservation()  # who is stopped finds its own port again
+        self._held = ports.PortReservation()  # a restarted node gets the same port
         self.ports = dict(zip(self.ids, self._held.choose(count), strict=True))
         self.nodes: dict[int, ControllerNode] = {}
         self.pool = ConnectionPool("test")
@@ -39,14 +39,14 @@ class Controllers:
 
     def config(self, node_id: int) -> Any:
         return controller_config(
-            self.folder / str(node_id),
+            self.directory / str(node_id),
             node_id=node_id,
             controller_quorum_voters=",".join(f"{id_}@127.0.0.1:{port}" for id_, port in self.ports.items()),
             listeners=f"MESH://127.0.0.1:{self.ports[node_id]}",
             **self._values,
         )
 
-    async def __aenter__(self) -> Controllers:
+    async def __aenter__(self) -> ControllerQuorum:
         await self.start(*self.ids)
         await self.active()
         return self
@@ -68,26 +68,26 @@ class Controllers:
         await self.nodes.pop(node_id).abort()
 
     async def active(self) -> int:
-        """The id of the active controller, once every node that runs knows it."""
+        """Wait until all running nodes know the active controller and return its id."""
 
-        def one() -> int:
+        def find() -> int:
             active = [node_id for node_id, node in self.nodes.items() if node.is_active]
             return active[0] if len(active) == 1 and all(node.ready for node in self.nodes.values()) else 0
 
-        found: int = await until(one, "one active controller that all know", 60)
-        return found
+        active_id: int = await until(find, "an active controller that all nodes know", 60)
+        return active_id
 
     @property
-    def others(self) -> list[int]:
-        """Those that run and are not active."""
+    def inactive(self) -> list[int]:
+        """Ids of running controllers that are not active."""
         return [node_id for node_id, node in self.nodes.items() if not node.is_active]
 
     async def call_at(self, node_id: int, service: str, method: str, request: Any, timeout_s: float = 30) -> Any:
-        """Ask one controller."""
+        """Send a request to one controller."""
         return await self.pool.get(f"127.0.0.1:{self.ports[node_id]}").call(service, method, request, timeout_s)
 
     async def call(self, service: str, method: str, request: Any, timeout_s: float = 30) -> Any:
-        """Ask one after the other until one is active; as brokers do."""
+        """Try the controllers in turn until the active one responds, as brokers do."""
         async with asyncio.timeout(60):
             while True:
                 for node_id in self.ids:
@@ -100,7 +100,7 @@ class Controllers:
                 await asyncio.sleep(0.02)
 
     async def create(self, name: str, partitions: int = 1) -> bytes:
-        """Until it is acknowledged, or known to be there after an answer that was lost; the topic's id, or b""."""
+        """Create a topic and return its id, or b"" if it exists because an earlier response was lost."""
         request = m.CreateTopicsRequest([m.CreatableTopic(name, partitions, -1)])
         response = await self.call("Admin", "CreateTopics", request)
         result: m.CreatableTopicResult = response.topics[0]
@@ -108,21 +108,21 @@ class Controllers:
         return result.topic_id
 
     async def join(self, broker_id: int) -> FakeBroker:
-        """A broker of them all."""
-        broker = FakeBroker(self, broker_id)  # type: ignore[arg-type]  # it calls the active one
+        """Register and unfence a broker that uses the active controller."""
+        broker = FakeBroker(self, broker_id)  # type: ignore[arg-type]  # only uses `call`
         assert (await broker.register()).error_code == 0
         assert not (await broker.heartbeat(offset=broker.epoch)).is_fenced
         return broker
 
     def value(self, node_id: int, name: str, **labels: str) -> float | None:
-        """A metric of a node."""
+        """Return a metric of a node."""
         return self.nodes[node_id].registry.get_sample_value(name, labels)
 
 
 def codes(response: Any) -> list[int]:
-    """The errors of an answer, wherever its form has them."""
+    """Return the error codes of a response and of its items."""
     inner = [*getattr(response, "topics", ()), *getattr(response, "responses", ()), *getattr(response, "results", ())]
-    return [getattr(one, "error_code", 0) for one in (response, *inner)]
+    return [getattr(part, "error_code", 0) for part in (response, *inner)]
 
 
-__all__ = ["CLUSTER", "STEADY", "Controllers", "codes"]
+__all__ = ["CLUSTER_ID", "STEADY", "ControllerQuorum", "codes"]
