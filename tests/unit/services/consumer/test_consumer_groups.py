@@ -1,4 +1,4 @@
-"""Consumer services of one group: their streams share partitions, commit what they delivered, and take over."""
+"""Consumer services of one group: streams share partitions, commit delivered records and take over partitions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def service(bootstrap: str, group: str | None, **config: Any) -> AsyncIter
 
 
 class Reader:
-    """Reads one stream; `async with`."""
+    """Reads one stream inside `async with`."""
 
     def __init__(self, http: httpx.AsyncClient, topic: str) -> None:
         self._http = http
@@ -67,8 +67,8 @@ class Reader:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _read(self) -> None:
-        async with self._http.stream("GET", f"/v1/topics/{self._topic}/records") as answer:
-            async for line in answer.aiter_lines():
+        async with self._http.stream("GET", f"/v1/topics/{self._topic}/records") as response:
+            async for line in response.aiter_lines():
                 self.records.append(json.loads(line))
 
     @property
@@ -76,7 +76,7 @@ class Reader:
         return {record["partition"] for record in self.records}
 
 
-async def topic_of(bootstrap: str, name: str) -> str:
+async def create_topic(bootstrap: str, name: str) -> str:
     async with AdminClient(bootstrap) as admin:
         await admin.create_topics([NewTopic(name, PARTITIONS, 1)])
     return name
@@ -90,60 +90,62 @@ async def produce(bootstrap: str, topic: str, count: int) -> None:
 
 async def committed(bootstrap: str, group: str, topic: str) -> dict[int, int]:
     async with Consumer(bootstrap, group_id=group) as consumer:
-        found = await consumer.committed([(topic, number) for number in range(PARTITIONS)])
-        return {where.partition: offset for where, offset in found.items()}
+        offsets = await consumer.committed([(topic, number) for number in range(PARTITIONS)])
+        return {topic_partition.partition: offset for topic_partition, offset in offsets.items()}
 
 
 async def assigned(http: httpx.AsyncClient) -> int:
     text = (await http.get("/metrics")).text
-    (line,) = [one for one in text.splitlines() if one.startswith("kipmesh_consumer_partitions_assigned ")]
+    (line,) = [row for row in text.splitlines() if row.startswith("kipmesh_consumer_partitions_assigned ")]
     return int(float(line.split()[1]))
 
 
-async def until_assigned(count: int, *https: httpx.AsyncClient) -> None:
+async def until_assigned(count: int, *clients: httpx.AsyncClient) -> None:
     async with asyncio.timeout(60):
-        while [await assigned(http) for http in https] != [count] * len(https):  # noqa: ASYNC110
+        while [await assigned(http) for http in clients] != [count] * len(clients):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
-async def test_two_services_share_and_one_takes_over(bootstrap: str) -> None:
-    topic = await topic_of(bootstrap, "shared")
-    async with service(bootstrap, "shared") as one, AsyncExitStack() as stack:
-        two = await stack.enter_async_context(service(bootstrap, "shared"))
-        async with Reader(one, topic) as first:
-            await until_assigned(4, one)
-            second = await stack.enter_async_context(Reader(two, topic))
-            await until_assigned(2, one, two)
+async def test_services_share_partitions_and_take_over_those_of_a_stopped_service(bootstrap: str) -> None:
+    topic = await create_topic(bootstrap, "shared")
+    async with service(bootstrap, "shared") as first_service, AsyncExitStack() as stack:
+        second_service = await stack.enter_async_context(service(bootstrap, "shared"))
+        async with Reader(first_service, topic) as first:
+            await until_assigned(4, first_service)
+            second = await stack.enter_async_context(Reader(second_service, topic))
+            await until_assigned(2, first_service, second_service)
             await produce(bootstrap, topic, 40)
             await until(lambda: len(first.records) + len(second.records) == 40, "all records")
             assert len(first.partitions) == len(second.partitions) == 2
             assert not first.partitions & second.partitions
-            await stack.aclose()  # its service stops
-            await until_assigned(4, one)
+            await stack.aclose()  # stops the second service
+            await until_assigned(4, first_service)
             await produce(bootstrap, topic, 40)
-            await until(lambda: len(first.records) >= 60 and len(first.partitions) == 4, "the other's partitions")
+            await until(
+                lambda: len(first.records) >= 60 and len(first.partitions) == 4, "the partitions of the other service"
+            )
 
 
-async def test_offsets_outlive_the_service(bootstrap: str) -> None:
-    topic = await topic_of(bootstrap, "outlive")
+async def test_committed_offsets_outlive_the_service(bootstrap: str) -> None:
+    topic = await create_topic(bootstrap, "outlive")
     await produce(bootstrap, topic, 40)
     url = f"/v1/topics/{topic}/records"
     async with service(bootstrap, "outlive") as http:
         first = [json.loads(line) for line in (await http.get(url, params={"limit": 13})).text.splitlines()]
     assert sum((await committed(bootstrap, "outlive", topic)).values()) == len(first) == 13
     async with service(bootstrap, "outlive") as http:
-        # Who names another place reads by itself.
+        # A stream with another start does not join the group.
         assert len((await http.get(url, params={"from": "earliest"})).text.splitlines()) == 40
-        answer = await http.get(url, params={"limit": 27}, headers={"last-event-id": "0:0,1:0,2:0,3:0"})
-        rest = [json.loads(line) for line in answer.text.splitlines()]
-    assert sorted((one["partition"], one["offset"]) for one in first + rest) == [
+        response = await http.get(url, params={"limit": 27}, headers={"last-event-id": "0:0,1:0,2:0,3:0"})
+        rest = [json.loads(line) for line in response.text.splitlines()]
+    assert sorted((record["partition"], record["offset"]) for record in first + rest) == [
         (partition, offset) for partition in range(PARTITIONS) for offset in range(10)
     ]
     assert await committed(bootstrap, "outlive", topic) == dict.fromkeys(range(PARTITIONS), 10)
 
 
-async def test_what_a_gone_reader_may_not_have_is_not_committed(bootstrap: str) -> None:
-    topic = await topic_of(bootstrap, "gone")
+async def test_records_sent_to_disconnected_reader_are_not_committed(bootstrap: str) -> None:
+    topic = await create_topic(bootstrap, "gone")
     await produce(bootstrap, topic, 40)
     async with service(bootstrap, "gone", auto_commit_interval_ms=600_000) as http:
         async with Reader(http, topic) as reader:
@@ -154,8 +156,8 @@ async def test_what_a_gone_reader_may_not_have_is_not_committed(bootstrap: str) 
             await until(lambda: len(reader.records) == 40, "all records again")
 
 
-async def test_idle_streams_commit_by_the_interval(bootstrap: str) -> None:
-    topic = await topic_of(bootstrap, "interval")
+async def test_idle_stream_commits_at_the_auto_commit_interval(bootstrap: str) -> None:
+    topic = await create_topic(bootstrap, "interval")
     await produce(bootstrap, topic, 40)
     config = {"auto_commit_interval_ms": 50, "stream_heartbeat_interval_ms": 50}
     async with service(bootstrap, "interval", **config) as http, Reader(http, topic) as reader:
@@ -165,12 +167,12 @@ async def test_idle_streams_commit_by_the_interval(bootstrap: str) -> None:
                 await asyncio.sleep(0.02)
 
 
-async def test_without_auto_commit_nothing_is_committed(bootstrap: str) -> None:
-    topic = await topic_of(bootstrap, "by-hand")
+async def test_service_without_auto_commit_commits_no_offsets(bootstrap: str) -> None:
+    topic = await create_topic(bootstrap, "by-hand")
     await produce(bootstrap, topic, 8)
     async with service(bootstrap, "by-hand", enable_auto_commit=False) as http:
-        answer = await http.get(f"/v1/topics/{topic}/records", params={"limit": 8})
-    assert len(answer.text.splitlines()) == 8
+        response = await http.get(f"/v1/topics/{topic}/records", params={"limit": 8})
+    assert len(response.text.splitlines()) == 8
     assert await committed(bootstrap, "by-hand", topic) == {}
 
 
@@ -182,23 +184,23 @@ async def test_without_auto_commit_nothing_is_committed(bootstrap: str) -> None:
         ("errors", {"from": "committed", "follow": "false"}),
     ],
 )
-async def test_parameters_at_odds_with_the_group_are_refused(
+async def test_parameters_that_conflict_with_the_group_are_rejected(
     bootstrap: str, group: str | None, parameters: dict[str, Any]
 ) -> None:
     async with AdminClient(bootstrap) as admin:
         if "errors" not in {topic.name for topic in await admin.list_topics()}:
-            await topic_of(bootstrap, "errors")
+            await create_topic(bootstrap, "errors")
     async with service(bootstrap, group) as http:
-        answer = await http.get("/v1/topics/errors/records", params=parameters)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["name"] == "INVALID_REQUEST"
-    assert "from=committed" in answer.json()["error"]["message"]
+        response = await http.get("/v1/topics/errors/records", params=parameters)
+    assert response.status_code == 400
+    assert response.json()["error"]["name"] == "INVALID_REQUEST"
+    assert "from=committed" in response.json()["error"]["message"]
 
 
-async def test_an_error_of_the_group_ends_the_stream_in_words(bootstrap: str) -> None:
-    topic = await topic_of(bootstrap, "protocols")
-    async with service(bootstrap, "protocols") as one, Reader(one, topic):
-        await until_assigned(PARTITIONS, one)
-        async with service(bootstrap, "protocols", partition_assignment_strategy="roundrobin") as two:
-            answer = await two.get(f"/v1/topics/{topic}/records")
-    assert json.loads(answer.text)["error"]["name"] == "INCONSISTENT_GROUP_PROTOCOL"
+async def test_group_error_ends_the_stream_with_an_error_object(bootstrap: str) -> None:
+    topic = await create_topic(bootstrap, "protocols")
+    async with service(bootstrap, "protocols") as first_service, Reader(first_service, topic):
+        await until_assigned(PARTITIONS, first_service)
+        async with service(bootstrap, "protocols", partition_assignment_strategy="roundrobin") as second_service:
+            response = await second_service.get(f"/v1/topics/{topic}/records")
+    assert json.loads(response.text)["error"]["name"] == "INCONSISTENT_GROUP_PROTOCOL"

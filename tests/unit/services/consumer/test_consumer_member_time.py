@@ -1,4 +1,4 @@
-"""When the time of a member's stream begins: beside a consumer whose group lets it in at its fourth poll."""
+"""Timeout of group streams, with a consumer that joins its group at its fourth poll."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POLLS_TO_JOIN = 4
 
 
 class SlowGroup:
-    """A consumer that has its partitions, and (if any) a record in them, by its fourth poll."""
+    """A consumer that receives its assignment and the given records at its fourth poll."""
 
     fetch_stats = FetchStats()
 
@@ -55,30 +55,30 @@ async def read(consumer: SlowGroup) -> tuple[MemberStream, list[ConsumerRecord]]
     wanted = StreamRequest("t", (), Start(Edge.COMMITTED), limit=None, timeout_ms=1, follow=True)
     stream = MemberStream(streams, streams.reserve_slot(), wanted, cast("Consumer", consumer))
     await stream.begin()
-    found: list[ConsumerRecord] = []
+    records_read: list[ConsumerRecord] = []
     try:
         async for records in stream.batches():
-            found += records
+            records_read += records
     finally:
         await stream.close()
-    return stream, found
+    return stream, records_read
 
 
-async def test_the_time_begins_with_the_assignment() -> None:
+async def test_stream_timeout_starts_with_the_assignment() -> None:
     record = SimpleNamespace(partition=0, offset=0)
-    stream, found = await read(SlowGroup([record], api_timeout_ms=60_000))
-    assert found == [record]
+    stream, records_read = await read(SlowGroup([record], api_timeout_ms=60_000))
+    assert records_read == [record]
     assert stream.end is End.TIMEOUT
 
 
-async def test_a_member_without_records_ends_after_its_assignment() -> None:
+async def test_stream_without_records_times_out_after_the_assignment() -> None:
     consumer = SlowGroup([], api_timeout_ms=60_000)
-    stream, found = await read(consumer)
-    assert (found, stream.end) == ([], End.TIMEOUT)
+    stream, records_read = await read(consumer)
+    assert (records_read, stream.end) == ([], End.TIMEOUT)
     assert consumer.polls >= POLLS_TO_JOIN
 
 
-async def test_a_group_that_lets_nobody_in_is_an_error() -> None:
+async def test_stream_without_assignment_fails_with_request_timed_out() -> None:
     consumer = SlowGroup([], api_timeout_ms=1)
     with pytest.raises(KafkaError, match="no assignment from group 'slow'") as caught:
         await read(consumer)

@@ -17,23 +17,23 @@ def test_start_is_parsed_from_edges_and_offsets() -> None:
 @pytest.mark.parametrize(
     "text", ["", "first", "0", "0:", ":1", "0:-1", "0:1,0:2", "0:1,", "0:٣", "0:99999999999999999999", "2147483648:0"]
 )
-def test_a_wrong_beginning_is_a_bad_request(text: str) -> None:
+def test_invalid_start_is_a_bad_request(text: str) -> None:
     with pytest.raises(KafkaError) as caught:
         parse_start(text)
     assert caught.value.code is ErrorCode.INVALID_REQUEST
     assert status_of(caught.value) == 400
 
 
-def test_partitions_are_chosen_by_parameter_and_start() -> None:
-    everything = Start(edge=Edge.EARLIEST)
-    assert choose_partitions([0, 1, 2], [], everything) == [0, 1, 2]
-    assert choose_partitions([0, 1, 2], [2, 0, 2], everything) == [0, 2]
+def test_partitions_are_selected_by_parameter_and_start() -> None:
+    earliest = Start(edge=Edge.EARLIEST)
+    assert choose_partitions([0, 1, 2], [], earliest) == [0, 1, 2]
+    assert choose_partitions([0, 1, 2], [2, 0, 2], earliest) == [0, 2]
     assert choose_partitions([0, 1, 2], [], Start(offsets={1: 5})) == [1]
     assert choose_partitions([0, 1, 2], [1], Start(offsets={1: 5})) == [1]
     with pytest.raises(KafkaError, match="the same partitions"):
         choose_partitions([0, 1, 2], [0], Start(offsets={1: 5}))
     with pytest.raises(KafkaError, match="partition 3 does not exist") as caught:
-        choose_partitions([0, 1, 2], [3], everything)
+        choose_partitions([0, 1, 2], [3], earliest)
     assert status_of(caught.value) == 404
 
 
@@ -54,7 +54,7 @@ def test_format_follows_parameter_and_accept_header(
     assert choose_format(name, accept) is expected
 
 
-def test_unknown_format_is_refused() -> None:
+def test_unknown_format_is_rejected() -> None:
     with pytest.raises(KafkaError, match="must be ndjson or sse"):
         choose_format("xml", None)
 
@@ -69,13 +69,13 @@ def test_unknown_format_is_refused() -> None:
         (ErrorCode.UNKNOWN_SERVER_ERROR, 500),
     ],
 )
-def test_errors_have_a_status_and_kafkas_code(code: ErrorCode, status: int) -> None:
-    error = KafkaError(code, "what happened")
+def test_errors_have_http_status_and_kafka_code(code: ErrorCode, status: int) -> None:
+    error = KafkaError(code, "the reason")
     assert status_of(error) == status
-    assert error_object(error) == {"error": {"code": int(code), "name": code.name, "message": "what happened"}}
+    assert error_object(error) == {"error": {"code": int(code), "name": code.name, "message": "the reason"}}
 
 
-def test_delivered_positions_are_limited_and_never_go_back() -> None:
+def test_delivered_positions_are_limited_and_never_decrease() -> None:
     positions = DeliveredPositions(partitions_max=2)
     positions.deliver("a", 0, 10)
     positions.deliver("a", 0, 5)
@@ -83,8 +83,8 @@ def test_delivered_positions_are_limited_and_never_go_back() -> None:
     assert positions.of(None) == [Delivered("a", 0, 10), Delivered("b", 0, 1)]
     assert positions.of("b") == [Delivered("b", 0, 1)]
     positions.deliver("a", 0, 11)
-    positions.deliver("c", 0, 1)  # b was used longest ago
-    assert [one.topic for one in positions.of(None)] == ["a", "c"]
+    positions.deliver("c", 0, 1)  # b is least recently used
+    assert [position.topic for position in positions.of(None)] == ["a", "c"]
     positions.forget("a", 0)
     positions.forget("a", 0)
     assert len(positions) == 1

@@ -1,4 +1,4 @@
-"""The consumer service over a mesh within this process."""
+"""HTTP interface of the consumer service, with a cluster in this process."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ STREAMS_MAX = 3
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    # `fetch.max.bytes` is a key of brokers, too; a small one does not hurt them.
+    # Brokers have the key `fetch.max.bytes`, too. A small value does not affect them.
     config = {"streams.max": STREAMS_MAX, "stream.heartbeat.interval.ms": 300, "fetch.max.bytes": 200_000}
-    with LocalCluster(mode="single", followers=0, consumers=1, config=config) as it:
-        yield it
+    with LocalCluster(mode="single", followers=0, consumers=1, config=config) as local_cluster:
+        yield local_cluster
 
 
 @pytest.fixture
@@ -47,20 +47,20 @@ async def produce(cluster: LocalCluster, name: str, values: Sequence[bytes], par
     async with Producer(cluster.bootstrap) as producer:
         sent = [await producer.send(name, value, partition=i % partitions) for i, value in enumerate(values)]
         await producer.flush()
-        for one in sent:
-            await one
+        for delivery in sent:
+            await delivery
 
 
-def lines(answer: httpx.Response) -> list[dict[str, object]]:
-    return [json.loads(line) for line in answer.text.splitlines()]
+def lines(response: httpx.Response) -> list[dict[str, object]]:
+    return [json.loads(line) for line in response.text.splitlines()]
 
 
-async def test_ndjson_ends_at_the_end_of_the_topic(cluster: LocalCluster, http: httpx.AsyncClient) -> None:
+async def test_ndjson_stream_ends_at_end_of_topic(cluster: LocalCluster, http: httpx.AsyncClient) -> None:
     topic = await make_topic(cluster, "all", [b"%d" % number for number in range(2000)], partitions=3)
-    answer = await http.get(f"/v1/topics/{topic}/records")
-    assert answer.status_code == 200
-    assert answer.headers["content-type"] == "application/x-ndjson"
-    records = lines(answer)
+    response = await http.get(f"/v1/topics/{topic}/records")
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "application/x-ndjson"
+    records = lines(response)
     assert sorted(int(str(record["value"])) for record in records) == list(range(2000))
     for partition in range(3):
         offsets = [record["offset"] for record in records if record["partition"] == partition]
@@ -70,7 +70,7 @@ async def test_ndjson_ends_at_the_end_of_the_topic(cluster: LocalCluster, http: 
     }
 
 
-async def test_parameters_choose_start_partition_and_count(cluster: LocalCluster, http: httpx.AsyncClient) -> None:
+async def test_parameters_select_start_partition_and_limit(cluster: LocalCluster, http: httpx.AsyncClient) -> None:
     topic = await make_topic(cluster, "some", [b"%d" % number for number in range(20)], partitions=2)
     url = f"/v1/topics/{topic}/records"
     assert len(lines(await http.get(url, params={"limit": 7}))) == 7
@@ -82,7 +82,7 @@ async def test_parameters_choose_start_partition_and_count(cluster: LocalCluster
     assert lines(await http.get(url, params={"from": "0:10"})) == []
 
 
-async def test_bytes_that_are_no_text_are_sent_as_base64(cluster: LocalCluster, http: httpx.AsyncClient) -> None:
+async def test_binary_values_are_sent_as_base64(cluster: LocalCluster, http: httpx.AsyncClient) -> None:
     topic = await make_topic(cluster, "binary", [b"\xff\x00"])
     (record,) = lines(await http.get(f"/v1/topics/{topic}/records"))
     assert record["value_b64"] == "/wA="
@@ -92,7 +92,7 @@ async def test_bytes_that_are_no_text_are_sent_as_base64(cluster: LocalCluster, 
 @pytest.mark.parametrize(
     ("path", "status", "name"),
     [
-        ("/v1/topics/not-there/records", 404, "UNKNOWN_TOPIC_OR_PARTITION"),
+        ("/v1/topics/missing/records", 404, "UNKNOWN_TOPIC_OR_PARTITION"),
         ("/v1/topics/errors/records?partition=1", 404, "UNKNOWN_TOPIC_OR_PARTITION"),
         ("/v1/topics/errors/records?from=0:2", 416, "OFFSET_OUT_OF_RANGE"),
         ("/v1/topics/errors/records?from=never", 400, "INVALID_REQUEST"),
@@ -105,42 +105,44 @@ async def test_bytes_that_are_no_text_are_sent_as_base64(cluster: LocalCluster, 
         ("/v2/topics", 404, "INVALID_REQUEST"),
     ],
 )
-async def test_errors_have_status_and_name(
+async def test_error_responses_have_status_and_kafka_name(
     cluster: LocalCluster, http: httpx.AsyncClient, path: str, status: int, name: str
 ) -> None:
     async with AdminClient(cluster.bootstrap) as admin:
         if "errors" not in [topic.name for topic in await admin.list_topics()]:
             await make_topic(cluster, "errors", [b"x"])
-    answer = await http.get(path)
-    assert answer.status_code == status
-    assert answer.json()["error"]["name"] == name
-    assert answer.json()["error"]["message"]
+    response = await http.get(path)
+    assert response.status_code == status
+    assert response.json()["error"]["name"] == name
+    assert response.json()["error"]["message"]
 
 
-async def test_method_other_than_get_is_refused(http: httpx.AsyncClient) -> None:
-    answer = await http.post("/v1/topics")
-    assert answer.status_code == 405
-    assert answer.headers["allow"] == "GET"
-    assert answer.json()["error"] == {
+async def test_method_other_than_get_is_rejected(http: httpx.AsyncClient) -> None:
+    response = await http.post("/v1/topics")
+    assert response.status_code == 405
+    assert response.headers["allow"] == "GET"
+    assert response.json()["error"] == {
         "code": 42,
         "name": "INVALID_REQUEST",
         "message": "POST /v1/topics: method not allowed",
     }
 
 
-async def test_sse_follows_and_resumes(cluster: LocalCluster, http: httpx.AsyncClient) -> None:
+async def test_sse_stream_follows_topic_and_resumes_at_last_event_id(
+    cluster: LocalCluster, http: httpx.AsyncClient
+) -> None:
     topic = await make_topic(cluster, "sse", [b"a", b"b"])
     url = f"/v1/topics/{topic}/records?follow=true"
-    seen: list[str] = []
-    async with http.stream("GET", url, headers={"accept": "text/event-stream"}) as answer:
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        async for line in answer.aiter_lines():
-            seen.append(line)
-            if line == ": keep-alive" and len(seen) < 20:
+    received: list[str] = []
+    async with http.stream("GET", url, headers={"accept": "text/event-stream"}) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        async for line in response.aiter_lines():
+            received.append(line)
+            if line == ": keep-alive" and len(received) < 20:
                 await produce(cluster, topic, [b"c"])
             if line.startswith("id: 0:3"):
                 break
-    values = [json.loads(line[6:])["value"] for line in seen if line.startswith("data: ")]
+    values = [json.loads(line[6:])["value"] for line in received if line.startswith("data: ")]
     assert values[:2] == ["a", "b"]
     resumed = await http.get(f"/v1/topics/{topic}/records?limit=1&format=sse", headers={"last-event-id": "0:2"})
     events = resumed.text.split("\n\n")
@@ -148,15 +150,15 @@ async def test_sse_follows_and_resumes(cluster: LocalCluster, http: httpx.AsyncC
     assert events[1] == 'event: end\ndata: {"reason":"limit"}'
 
 
-async def test_a_time_limit_ends_a_quiet_stream(cluster: LocalCluster, http: httpx.AsyncClient) -> None:
+async def test_timeout_ends_idle_stream(cluster: LocalCluster, http: httpx.AsyncClient) -> None:
     topic = await make_topic(cluster, "quiet", [b"a"])
-    answer = await http.get(f"/v1/topics/{topic}/records?follow=true&timeout_ms=400&format=sse")
-    assert 'event: end\ndata: {"reason":"timeout"}' in answer.text
+    response = await http.get(f"/v1/topics/{topic}/records?follow=true&timeout_ms=400&format=sse")
+    assert 'event: end\ndata: {"reason":"timeout"}' in response.text
 
 
-async def test_topics_lag_and_documents_are_served(cluster: LocalCluster, http: httpx.AsyncClient) -> None:
+async def test_service_returns_topics_lag_openapi_and_metrics(cluster: LocalCluster, http: httpx.AsyncClient) -> None:
     topic = await make_topic(cluster, "lagging", [b"%d" % number for number in range(10)])
-    topics = {one["name"]: one for one in (await http.get("/v1/topics")).json()["topics"]}
+    topics = {entry["name"]: entry for entry in (await http.get("/v1/topics")).json()["topics"]}
     assert topics[topic]["partitions"] == [0]
     assert (await http.get("/v1/lag", params={"topic": topic})).json() == {"partitions": [], "streams": []}
     await http.get(f"/v1/topics/{topic}/records?limit=4")
@@ -177,9 +179,9 @@ async def open_streams(http: httpx.AsyncClient) -> int:
     return int(float(line.split()[1]))
 
 
-async def test_metrics_count_fetch_sessions(cluster: LocalCluster, http: httpx.AsyncClient) -> None:
+async def test_metrics_count_fetches_and_open_sessions(cluster: LocalCluster, http: httpx.AsyncClient) -> None:
     topic = await make_topic(cluster, "sessions", [b"a"])
-    await no_streams_left(http)
+    await wait_until_streams_close(http)
 
     async def values() -> dict[str, float]:
         text = (await http.get("/metrics")).text
@@ -203,35 +205,35 @@ async def test_metrics_count_fetch_sessions(cluster: LocalCluster, http: httpx.A
     assert (await wait_for_sessions(0))[full] == before[full] + 1
 
 
-async def no_streams_left(http: httpx.AsyncClient) -> None:
+async def wait_until_streams_close(http: httpx.AsyncClient) -> None:
     async with asyncio.timeout(60):
         while await open_streams(http):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
-async def test_too_many_streams_are_refused_and_gone_readers_free_theirs(
+async def test_streams_above_limit_are_rejected_until_readers_disconnect(
     cluster: LocalCluster, http: httpx.AsyncClient
 ) -> None:
     topic = await make_topic(cluster, "many", [b"a"])
-    await no_streams_left(http)
+    await wait_until_streams_close(http)
     url = f"/v1/topics/{topic}/records?follow=true"
     readers = [await http.send(http.build_request("GET", url), stream=True) for _ in range(STREAMS_MAX)]
-    refused = await http.get(url)
-    assert refused.status_code == 503
-    assert refused.headers["retry-after"] == "1"
-    assert refused.json()["error"]["name"] == "STREAMS_EXHAUSTED"
+    rejected = await http.get(url)
+    assert rejected.status_code == 503
+    assert rejected.headers["retry-after"] == "1"
+    assert rejected.json()["error"]["name"] == "STREAMS_EXHAUSTED"
     lag = (await http.get("/v1/lag", params={"topic": topic})).json()
     assert len(lag["streams"]) == STREAMS_MAX
     for reader in readers:
         await reader.aclose()
-    await no_streams_left(http)
+    await wait_until_streams_close(http)
 
 
-async def test_a_slow_reader_is_waited_for(cluster: LocalCluster, http: httpx.AsyncClient) -> None:
-    """Only so much is read ahead of a reader that takes nothing: what a poll, a fetch and sockets hold."""
+async def test_slow_reader_stops_reads_ahead(cluster: LocalCluster, http: httpx.AsyncClient) -> None:
+    """A reader that does not read limits the service to one poll, one fetch and the socket buffers."""
     values = [b"%05d " % number + b"x" * 5000 for number in range(8000)]
     topic = await make_topic(cluster, "slow", values)
-    await no_streams_left(http)
+    await wait_until_streams_close(http)
     host, _, port = str(cluster.node("consumer-1").http).rpartition(":")
     with socket.socket() as reader:
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
@@ -245,7 +247,7 @@ async def test_a_slow_reader_is_waited_for(cluster: LocalCluster, http: httpx.As
                 if streams and streams[0]["position"] == position > 0:
                     break
                 position = streams[0]["position"] if streams else -1
-        assert position < 4000  # 20 of 40 MB: far from the end, whatever the sockets hold
+        assert position < 4000  # 20 of 40 MB: far from the end, whatever the size of the socket buffers
         reader.setblocking(False)
         loop = asyncio.get_running_loop()
         rest = bytearray()
@@ -255,28 +257,28 @@ async def test_a_slow_reader_is_waited_for(cluster: LocalCluster, http: httpx.As
     assert [record["offset"] for record in records] == list(range(8000))
 
 
-async def test_it_serves_before_the_mesh_is_there() -> None:
+async def test_service_starts_without_cluster() -> None:
     node = ConsumerNode(ConsumerServiceConfig.parse({"bootstrap.servers": "127.0.0.1:1"}))
     await node.start()
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.http_port}", timeout=60) as http:
         assert (await http.get("/healthz")).status_code == 200
         assert (await http.get("/readyz")).status_code == 503
-        answer = await http.get("/v1/topics")
-        assert answer.status_code == 503
-        assert answer.json()["error"]["name"] == "BROKER_NOT_AVAILABLE"
+        response = await http.get("/v1/topics")
+        assert response.status_code == 503
+        assert response.json()["error"]["name"] == "BROKER_NOT_AVAILABLE"
     await node.stop()
     await node.stop()
 
 
-async def test_a_stop_ends_open_streams(cluster: LocalCluster) -> None:
+async def test_stop_ends_open_streams_with_shutdown_event(cluster: LocalCluster) -> None:
     topic = await make_topic(cluster, "stopping", [b"a"])
     node = ConsumerNode(ConsumerServiceConfig.parse({"bootstrap.servers": cluster.bootstrap}))
     await node.start()
     await until(lambda: node.ready)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.http_port}", timeout=60) as http:
         url = f"/v1/topics/{topic}/records?follow=true&format=sse"
-        async with http.stream("GET", url) as answer:
-            chunks = answer.aiter_text()
+        async with http.stream("GET", url) as response:
+            chunks = response.aiter_text()
             text = await anext(chunks)
             stop = asyncio.create_task(node.stop())
             async for chunk in chunks:
