@@ -1,7 +1,6 @@
-"""What the repository demands of its own files, as functions from text to findings.
+"""Checks of the files of this repository. Each function maps text to findings, one line each.
 
-Each check returns findings as lines that a person can act on; `test_tidy.py` runs them over the repository, and
-`test_tidy_bites.py` over samples that must be found.
+`test_tidy.py` checks all files of the repository. `test_repo_checks.py` checks samples with and without violations.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ def git(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def repository_files() -> list[Path]:
-    """Files that git knows or would take, relative to the root; without git, those outside of what is made."""
+    """Return tracked and untracked files, relative to the root. Without git, skip build and hidden directories."""
     listed = git("ls-files", "--cached", "--others", "--exclude-standard", "-z")
     if not listed.returncode:
         names = (Path(name) for name in listed.stdout.split("\0") if name)
@@ -91,17 +90,17 @@ def repository_files() -> list[Path]:
 
 
 def is_test(path: Path) -> bool:
-    """Whether a file belongs to the tests."""
+    """Return whether a file belongs to the tests."""
     return path.parts[0] == "tests"
 
 
 def is_core(path: Path) -> bool:
-    """Whether a file belongs to the layer without IO."""
+    """Return whether a file belongs to the layer without IO."""
     return path.parts[:2] == ("kipmesh", "core") or path.parts[:4] == ("kipmesh", "client", "consumer", "rules")
 
 
 def read_text(path: Path) -> str | None:
-    """The text of a file, None where it is not text, or gone since the files were listed: others work here, too."""
+    """Return the text of a file, or None if it is binary or was deleted after it was listed."""
     try:
         return (ROOT / path).read_text(encoding="utf-8")
     except (UnicodeDecodeError, FileNotFoundError):
@@ -109,7 +108,7 @@ def read_text(path: Path) -> str | None:
 
 
 def long_files(path: Path, text: str) -> Iterator[str]:
-    """A file that is more than one subject."""
+    """Find a file with too many lines."""
     limit = TEST_LINES_MAX if is_test(path) else FILE_LINES_MAX
     lines = text.count("\n")
     if lines > limit:
@@ -117,7 +116,7 @@ def long_files(path: Path, text: str) -> Iterator[str]:
 
 
 def long_functions(path: Path, text: str) -> Iterator[str]:
-    """Functions that do not fit a page."""
+    """Find functions with too many lines."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
@@ -126,7 +125,7 @@ def long_functions(path: Path, text: str) -> Iterator[str]:
 
 
 def missing_docstring(path: Path, text: str) -> Iterator[str]:
-    """A module that does not say what it is for."""
+    """Find a module without docstring."""
     if not is_test(path) and not ast.get_docstring(ast.parse(text)):
         yield f"{path}: no module docstring"
 
@@ -138,7 +137,7 @@ def _imported(node: ast.Import | ast.ImportFrom) -> Iterable[str]:
 
 
 def impurities(path: Path, text: str) -> Iterator[str]:
-    """Clock, randomness and IO in a module of core/."""
+    """Find uses of clocks, randomness and IO in a module of core/."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             for module in _imported(node):
@@ -158,17 +157,17 @@ def _matches(pattern: re.Pattern[str], path: Path, text: str, what: str) -> Iter
 
 
 def unfinished(path: Path, text: str) -> Iterator[str]:
-    """Marks of work left for later: it is done now, or it is an issue."""
+    """Find marks of unfinished work. Finish it, or open an issue."""
     return _matches(UNFINISHED, path, text, "left unfinished")
 
 
 def machine_paths(path: Path, text: str) -> Iterator[str]:
-    """Paths of somebody's machine."""
+    """Find absolute paths of a development machine."""
     return _matches(MACHINE_PATH, path, text, "path of a machine")
 
 
 def registry_hosts(path: Path, text: str) -> Iterator[str]:
-    """Names of package registries: where packages come from is the user's configuration."""
+    """Find hosts of package registries. The user configures the source of packages."""
     return _matches(REGISTRY_HOST, path, text, "registry host")
 
 
@@ -178,7 +177,7 @@ def rules_of(text: str) -> list[str]:
 
 
 def unknown_rules(path: Path, text: str, known: set[str]) -> Iterator[str]:
-    """Rule ids that docs/rules.md does not have."""
+    """Find rule ids that docs/rules.md does not define."""
     for number, line in enumerate(text.splitlines(), 1):
         for rule in RULE.findall(line):
             if rule not in known:
@@ -186,13 +185,13 @@ def unknown_rules(path: Path, text: str, known: set[str]) -> Iterator[str]:
 
 
 def slug(heading: str) -> str:
-    """The anchor that a heading gets."""
+    """Return the anchor of a heading."""
     plain = re.sub(r"[`*]", "", heading).lower()
     return re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
 
 
 def broken_links(path: Path, text: str, root: Path = ROOT) -> Iterator[str]:
-    """Relative links of a Markdown file that lead nowhere, anchors included."""
+    """Find relative links of a Markdown file whose file or anchor does not exist."""
     for groups in LINK.findall(FENCE.sub("", text)):
         target = groups[0] or groups[1]
         if re.match(r"[a-z]+:", target):
@@ -208,7 +207,7 @@ def broken_links(path: Path, text: str, root: Path = ROOT) -> Iterator[str]:
 
 
 def table_rows(text: str) -> Iterator[list[str]]:
-    """The cells of each row of a document's rule tables."""
+    """Yield the cells of each row of the rule tables of a document."""
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
         if RULE.fullmatch(cells[0]):
@@ -216,9 +215,9 @@ def table_rows(text: str) -> Iterator[list[str]]:
 
 
 def broken_paths(path: Path, text: str, root: Path = ROOT) -> Iterator[str]:
-    """Code spans of a document that look like paths of the repository and are none, or name what the file lacks.
+    """Find code spans that look like paths of the repository, but whose file or symbol does not exist.
 
-    `kipmesh/file.py::name` is a file and a name in it.
+    `kipmesh/file.py::name` is a file and a symbol in it.
     """
     for span in CODE_SPAN.findall(FENCE.sub("", text)):
         name, _, symbol = span.partition("::")
@@ -239,7 +238,7 @@ def rows_behind_the_code(table: str, sources: Iterable[str]) -> Iterator[str]:
 
 
 def rows_with_other_tests(table: str) -> Iterator[str]:
-    """Rows of rules that name something as a test which pytest would not run: a helper, or code."""
+    """Find rows of rules whose test column cites a file or symbol that pytest does not collect."""
     for cells in table_rows(table):
         for span in CODE_SPAN.findall(cells[3]):
             name, _, symbol = span.partition("::")
@@ -249,7 +248,7 @@ def rows_with_other_tests(table: str) -> Iterator[str]:
 
 
 def undocumented_targets(makefile: str) -> Iterator[str]:
-    """Phony targets that `make help` does not list; `stale` is the Makefile's own."""
+    """Find phony targets that `make help` does not list. `stale` is internal to the Makefile."""
     phony = re.search(r"^\.PHONY:((?:.*\\\n)*.*)$", makefile, re.MULTILINE)
     names = set(phony.group(1).replace("\\\n", " ").split()) if phony else set()
     listed = set(re.findall(r"^([a-z0-9-]+):.*## ", makefile, re.MULTILINE))
@@ -260,7 +259,7 @@ def undocumented_targets(makefile: str) -> Iterator[str]:
 
 
 def unknown_targets(path: Path, text: str, makefile: str) -> Iterator[str]:
-    """Commands `make X` in a document where the Makefile has no X."""
+    """Find commands `make X` in a document without a target X in the Makefile."""
     targets = set(re.findall(r"^([a-z0-9-]+):", makefile, re.MULTILINE))
     for name in re.findall(r"(?:`|^)make ([a-z][a-z0-9-]*)", text, re.MULTILINE):
         if name not in targets:
@@ -268,7 +267,7 @@ def unknown_targets(path: Path, text: str, makefile: str) -> Iterator[str]:
 
 
 def loose_lock_lines(lock: str) -> Iterator[str]:
-    """Lines of the lock file that are neither a comment nor one exact version."""
+    """Find lines of the lock file that are neither a comment nor an exact version."""
     for number, line in enumerate(lock.splitlines(), 1):
         if not re.fullmatch(r"#.*|[A-Za-z0-9_.\-\[\],]+==[A-Za-z0-9_.+!]+( ; .+)?|", line):
             yield f"requirements.lock:{number}: {line}"

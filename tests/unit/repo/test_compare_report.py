@@ -1,4 +1,4 @@
-"""The tables and the chart of bench.compare."""
+"""Tables and chart of `bench.compare`."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import pytest
 from bench import compare_report
 from bench.compare_shapes import SHAPES
 
-TURNS = [
+ROUNDS = [
     {"ours": {"ready_s": 2.0, "memory_mib": 300.0}, "kafka": {"ready_s": 10.0}, "ours3": {"ready_s": 3.0}},
     {"ours": {"ready_s": 4.0}, "kafka": {"ready_s": 10.0}, "tuned": {"ready_s": 8.0}},
     {"ours": {"ready_s": 3.0}},
 ]
 
 
-def test_ratios_are_of_one_turns_clusters() -> None:
-    ready, memory = compare_report.rows_of(TURNS)
+def test_ratios_compare_clusters_of_one_round() -> None:
+    ready, memory = compare_report.rows_of(ROUNDS)
     assert ready.ratios["ours", "kafka"] == pytest.approx((0.3, 0.2, 0.4, 2))
     assert ready.ratios["ours3", "kafka"].turns == 1
     assert ready.ratios["ours", "tuned"].median == 0.5
     assert memory.ratios == {}
 
 
-def test_table_and_chart_show_the_figures_that_were_measured() -> None:
-    rows = compare_report.rows_of(TURNS)
+def test_table_and_chart_show_measured_figures_only() -> None:
+    rows = compare_report.rows_of(ROUNDS)
     table = compare_report.as_markdown(rows, SHAPES)
     assert (
         "| from nothing to ready | 0.30 (0.20 .. 0.40) | 0.30 (0.30 .. 0.30) | 0.50 (0.50 .. 0.50) | <= 0.35: met | 2 |"

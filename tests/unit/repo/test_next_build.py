@@ -1,4 +1,4 @@
-"""The patches of `make image-next` fit the sources, and the patched sources have the messages that it describes."""
+"""The patches of `make image-next` apply to the sources and change the messages that it describes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def next_build() -> ModuleType:
     return module
 
 
-def test_the_next_build_has_other_messages(tmp_path: Path) -> None:
+def test_patched_build_has_changed_messages(tmp_path: Path) -> None:
     tool = next_build()
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     shutil.copytree(ROOT / "kipmesh" / "messages", tmp_path / "kipmesh" / "messages")

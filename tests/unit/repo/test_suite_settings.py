@@ -1,4 +1,4 @@
-"""What `tests/conftest.py` takes away from chance, so that a failure says something of the code."""
+"""Settings in `tests/conftest.py` that make test runs reproducible and isolate tests from each other."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from kipmesh.cli import common
 from kipmesh.cluster import ports
 
 
-def test_properties_have_the_same_examples_in_every_run(pytestconfig: pytest.Config) -> None:
+def test_hypothesis_examples_are_the_same_in_each_run(pytestconfig: pytest.Config) -> None:
     if pytestconfig.getoption("--hypothesis-profile") is not None:
-        pytest.skip("another profile is asked for")
-    now = settings()
-    assert (now.derandomize, now.deadline, now.database) == (True, None, None)
-    assert HealthCheck.too_slow in now.suppress_health_check
-    # What other files imported decides nothing: a Hypothesis without this name needs another way.
+        pytest.skip("another profile was requested")
+    current = settings()
+    assert (current.derandomize, current.deadline, current.database) == (True, None, None)
+    assert HealthCheck.too_slow in current.suppress_health_check
+    # Constants of imported files must not affect examples. Adapt this to a Hypothesis without the attribute.
     assert len(providers.HypothesisProvider(None)._local_constants) == 0
 
 
-def test_workers_take_ports_apart_from_each_other() -> None:
+def test_workers_choose_ports_from_separate_ranges() -> None:
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     chosen = ports.choose(200)
     span = (max(chosen) - min(chosen) + 1) * workers
@@ -35,7 +35,7 @@ def test_workers_take_ports_apart_from_each_other() -> None:
 
 @pytest.fixture(scope="module")
 def before() -> dict[str, Any]:
-    """Not always what a new process has: a cluster that all tests of a folder share has set up logs for its time."""
+    """Settings before the command. A cluster that tests of a directory share may have configured logging."""
     return settings_now()
 
 
@@ -45,8 +45,8 @@ def settings_now() -> dict[str, Any]:
     return {**logs, "command": os.environ.get(common.COMMAND_CONFIG), "hangup": signal.getsignal(signal.SIGHUP)}
 
 
-def test_a_command_sets_up_logs(before: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the next test does not notice."""
+def test_command_configures_logging(before: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next test checks that the settings are reverted."""
     monkeypatch.setenv("KIPMESH_LOG_LEVEL", "error")
 
     async def nothing() -> None: ...
@@ -54,12 +54,14 @@ def test_a_command_sets_up_logs(before: dict[str, Any], monkeypatch: pytest.Monk
     common.run(nothing)
     os.environ[common.COMMAND_CONFIG] = "gone"
     signal.signal(signal.SIGHUP, lambda *_: None)
-    now = settings_now()
+    current = settings_now()
     assert logging.getLogger().level == logging.ERROR
-    assert all(now[key] != before[key] for key in ("config", "command", "hangup"))
+    assert all(current[key] != before[key] for key in ("config", "command", "hangup"))
 
 
-def test_what_a_command_set_up_is_gone(before: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_of_command_are_reverted_in_next_test(
+    before: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     logging.getLogger("kipmesh.of.a.test").warning("is seen")
     assert caplog.messages == ["is seen"]
     assert settings_now() == before

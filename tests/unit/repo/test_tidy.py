@@ -1,4 +1,4 @@
-"""The repository keeps its own rules; what each demands is in `repo_checks.py`."""
+"""The files of the repository pass all checks of `repo_checks.py`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 Check = Callable[[Path, str], Iterable[str]]
 
 
-def _demand(paths: Iterable[Path], check: Check) -> None:
-    found: list[str] = []
+def _assert_no_findings(paths: Iterable[Path], check: Check) -> None:
+    findings: list[str] = []
     for path in paths:
         text = repo_checks.read_text(path)
         if text is not None:
-            found += check(path, text)
-    if found:
-        pytest.fail("\n".join(found), pytrace=False)
+            findings += check(path, text)
+    if findings:
+        pytest.fail("\n".join(findings), pytrace=False)
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,12 @@ def _demand(paths: Iterable[Path], check: Check) -> None:
     [repo_checks.long_files, repo_checks.long_functions, repo_checks.missing_docstring],
     ids=lambda check: check.__name__,
 )
-def test_python_files_are_in_shape(check: Check) -> None:
-    _demand(PYTHON, check)
+def test_python_files_have_docstrings_and_limited_length(check: Check) -> None:
+    _assert_no_findings(PYTHON, check)
 
 
-def test_core_reads_no_clock_no_randomness_and_does_no_io() -> None:
-    _demand(filter(repo_checks.is_core, PYTHON), repo_checks.impurities)
+def test_core_uses_no_clock_randomness_or_io() -> None:
+    _assert_no_findings(filter(repo_checks.is_core, PYTHON), repo_checks.impurities)
 
 
 @pytest.mark.parametrize(
@@ -54,21 +54,21 @@ def test_core_reads_no_clock_no_randomness_and_does_no_io() -> None:
     [repo_checks.unfinished, repo_checks.machine_paths, repo_checks.registry_hosts],
     ids=lambda check: check.__name__,
 )
-def test_text_says_nothing_that_does_not_belong_there(check: Check) -> None:
-    _demand((path for path in FILES if path.name != "LICENSE"), check)
+def test_files_have_no_unfinished_work_machine_paths_or_registries(check: Check) -> None:
+    _assert_no_findings((path for path in FILES if path.name != "LICENSE"), check)
 
 
 def _known_rules() -> list[str]:
     return repo_checks.rules_of((ROOT / "docs/rules.md").read_text())
 
 
-def test_every_rule_that_is_named_exists() -> None:
+def test_cited_rules_exist() -> None:
     known = set(_known_rules())
 
     def unknown(path: Path, text: str) -> Iterator[str]:
         return repo_checks.unknown_rules(path, text, known)
 
-    _demand((path for path in FILES if path.name not in SAMPLES), unknown)
+    _assert_no_findings((path for path in FILES if path.name not in SAMPLES), unknown)
 
 
 def test_rules_are_numbered_without_gaps() -> None:
@@ -78,54 +78,56 @@ def test_rules_are_numbered_without_gaps() -> None:
     assert set(counts) == {"227", "392", "526", "630", "REP", "LIM"}
 
 
-def test_every_rule_has_one_row_in_its_kip_document() -> None:
+def test_each_rule_has_one_row_in_its_kip_document() -> None:
     rows = [cells[0] for path in KIPS for cells in repo_checks.table_rows((ROOT / path).read_text())]
     assert sorted(rows) == sorted(_known_rules())
     for path in KIPS:
         group = path.stem.removeprefix("kip_").upper()
         for cells in repo_checks.table_rows((ROOT / path).read_text()):
             assert cells[0].startswith(group), f"{cells[0]} in {path}"
-            assert len(cells) == 5, f"{path}: {cells[0]}: rule, what, code, test, metric; got {cells}"
+            assert len(cells) == 5, (
+                f"{path}: {cells[0]}: the columns must be rule, subject, code, test, metric, got {cells}"
+            )
 
 
-def test_rows_of_rules_keep_up_with_the_code() -> None:
+def test_rows_of_implemented_rules_are_not_planned() -> None:
     sources = [(ROOT / path).read_text() for path in PYTHON if path.parts[0] in {*SHIPPED, "services"}]
     for path in KIPS:
         assert not list(repo_checks.rows_behind_the_code((ROOT / path).read_text(), sources))
 
 
-def test_rows_of_rules_name_tests() -> None:
+def test_rows_of_rules_cite_tests() -> None:
     for path in KIPS:
         assert not list(repo_checks.rows_with_other_tests((ROOT / path).read_text()))
 
 
-def test_links_of_documents_lead_somewhere() -> None:
-    _demand(MARKDOWN, repo_checks.broken_links)
+def test_links_in_documents_resolve() -> None:
+    _assert_no_findings(MARKDOWN, repo_checks.broken_links)
 
 
-def test_paths_that_documents_name_exist() -> None:
-    _demand(MARKDOWN, repo_checks.broken_paths)
+def test_paths_in_documents_exist() -> None:
+    _assert_no_findings(MARKDOWN, repo_checks.broken_paths)
 
 
-def test_makefile_documents_its_targets() -> None:
+def test_makefile_describes_each_target() -> None:
     assert not list(repo_checks.undocumented_targets((ROOT / "Makefile").read_text()))
 
 
-def test_documents_name_targets_that_exist() -> None:
+def test_make_targets_in_documents_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
 
     def unknown(path: Path, text: str) -> Iterator[str]:
         return repo_checks.unknown_targets(path, text, makefile)
 
-    _demand(MARKDOWN, unknown)
+    _assert_no_findings(MARKDOWN, unknown)
 
 
-def test_changelog_has_the_version() -> None:
+def test_changelog_has_section_of_current_version() -> None:
     version = PROJECT["project"]["version"]
     assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_lock_is_exact_and_within_the_bounds() -> None:
+def test_lock_pins_exact_versions_within_bounds() -> None:
     lock = (ROOT / "requirements.lock").read_text()
     assert not list(repo_checks.loose_lock_lines(lock))
     locked: dict[str, list[str]] = {}
@@ -154,19 +156,19 @@ def test_configuration_document_is_current() -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_test_files_have_unique_names_and_no_packages() -> None:
+def test_names_of_test_files_are_unique() -> None:
     names = Counter(path.name for path in PYTHON if repo_checks.is_test(path) and path.name != "conftest.py")
     assert [name for name, count in names.items() if count > 1] == []
     assert "__init__.py" not in names
 
 
-def test_every_package_has_its_layer() -> None:
+def test_each_package_has_a_layer() -> None:
     contracts = PROJECT["tool"]["importlinter"]["contracts"]
     layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
     named = {name.strip() for layer in layers for name in layer.split("|")}
-    inside = {f"kipmesh.{path.parts[1]}" for path in PYTHON if path.parts[0] == "kipmesh" and len(path.parts) > 2}
+    packages = {f"kipmesh.{path.parts[1]}" for path in PYTHON if path.parts[0] == "kipmesh" and len(path.parts) > 2}
     services = {path.parts[2] for path in PYTHON if path.parts[0] == "services"}
-    assert named == inside | services | {"pyspark_kipmesh", "kipmesh_chaos", "kipmesh_jobs", "simulation"}
+    assert named == packages | services | {"pyspark_kipmesh", "kipmesh_chaos", "kipmesh_jobs", "simulation"}
     assert set(PROJECT["tool"]["importlinter"]["root_packages"]) == services | {
         "kipmesh",
         "kipmesh_chaos",
@@ -176,8 +178,8 @@ def test_every_package_has_its_layer() -> None:
     }
 
 
-def test_no_module_imports_itself_through_others() -> None:
-    """Imports in functions and under TYPE_CHECKING count: modules that import each other are one subject."""
+def test_modules_have_no_import_cycles() -> None:
+    """Imports in functions and under TYPE_CHECKING count. Merge modules that import each other."""
     graph = grimp.build_graph(*PROJECT["tool"]["importlinter"]["root_packages"], cache_dir=None)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     try:
@@ -186,10 +188,10 @@ def test_no_module_imports_itself_through_others() -> None:
         pytest.fail(" imports ".join(reversed(error.args[1])), pytrace=False)
 
 
-def test_packages_are_small_enough_to_read() -> None:
+def test_packages_have_limited_number_of_modules() -> None:
     modules = Counter(path.parent for path in PYTHON if path.parts[0] in SHIPPED and path.name != "__init__.py")
     assert {str(package): count for package, count in modules.items() if count > repo_checks.PACKAGE_MODULES_MAX} == {}
 
 
 SHIPPED = {"kipmesh", "kipmesh_chaos", "kipmesh_jobs", "simulation"}
-SAMPLES = {"test_tidy_bites.py"}
+SAMPLES = {"test_repo_checks.py"}

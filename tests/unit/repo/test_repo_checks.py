@@ -1,4 +1,4 @@
-"""The checks of the repository find what they are for."""
+"""Each check in `repo_checks.py` finds violations in samples and passes valid text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_long_files_and_functions_are_found() -> None:
 def test_missing_docstrings_are_found() -> None:
     assert list(repo_checks.missing_docstring(SOURCE, "x = 1\n"))
     assert list(repo_checks.missing_docstring(SOURCE, ""))
-    assert not list(repo_checks.missing_docstring(SOURCE, '"""What it is for."""\n'))
+    assert not list(repo_checks.missing_docstring(SOURCE, '"""Purpose."""\n'))
 
 
 @pytest.mark.parametrize(
@@ -44,11 +44,11 @@ def test_missing_docstrings_are_found() -> None:
         "from google.protobuf import message\n",
     ],
 )
-def test_impure_core_is_found(text: str) -> None:
+def test_impure_imports_and_calls_are_found(text: str) -> None:
     assert list(repo_checks.impurities(SOURCE, text))
 
 
-def test_pure_core_passes() -> None:
+def test_pure_imports_and_calls_pass() -> None:
     text = "from __future__ import annotations\nimport struct\nfrom . import time\nfrom kipmesh.core import errors\n"
     assert not list(repo_checks.impurities(SOURCE, text + "x = errors.now(1)\n"))
 
@@ -58,10 +58,10 @@ def test_unfinished_work_is_found(mark: str) -> None:
     assert list(repo_checks.unfinished(SOURCE, f"x = 1\n# {mark}: later\n")) == [f"{SOURCE}:2: left unfinished: {mark}"]
 
 
-@pytest.mark.parametrize("folder", ["wo" + "rk", "tm" + "p", "ro" + "ot", "ho" + "me"])
-def test_machine_paths_are_found(folder: str) -> None:
-    assert list(repo_checks.machine_paths(PAGE, f"see `/{folder}/x`"))
-    assert not list(repo_checks.machine_paths(PAGE, f"see `build/{folder}/x` and ../{folder}/x and {folder}/"))
+@pytest.mark.parametrize("directory", ["wo" + "rk", "tm" + "p", "ro" + "ot", "ho" + "me"])
+def test_machine_paths_are_found(directory: str) -> None:
+    assert list(repo_checks.machine_paths(PAGE, f"see `/{directory}/x`"))
+    assert not list(repo_checks.machine_paths(PAGE, f"see `build/{directory}/x` and ../{directory}/x and {directory}/"))
 
 
 @pytest.mark.parametrize("host", ["https://pyp" + "i.org/simple", "repo1.ma" + "ven.org", "ghc" + "r.io/x/y"])
@@ -98,13 +98,13 @@ def test_broken_paths_are_found(tmp_path: Path) -> None:
     ]
 
 
-def test_rows_behind_the_code_are_found() -> None:
+def test_planned_rows_of_implemented_rules_are_found() -> None:
     table = "| 227-01 | ids | planned | planned | planned |\n| 227-02 | who | `kipmesh/log.py` | planned | planned |\n"
     assert not list(repo_checks.rows_behind_the_code(table, ["# 227-02 and 227-03"]))
     assert list(repo_checks.rows_behind_the_code(table, ["# keeps 227-01"]))
 
 
-def test_rows_that_name_no_test_are_found() -> None:
+def test_rows_that_cite_other_files_than_tests_are_found() -> None:
     row = "| 227-01 | ids | `kipmesh/log.py` | {} | - |"
     good = "`tests/unit/test_a.py`, `tests/unit/test_a.py::test_b`; `tests/unit/test_a.py::TestModel`"
     assert not list(repo_checks.rows_with_other_tests(row.format(good)))
@@ -122,7 +122,7 @@ def test_undocumented_targets_are_found() -> None:
     assert list(repo_checks.unknown_targets(PAGE, text, makefile)) == [f"{PAGE}: no target e in the Makefile"]
 
 
-def test_loose_lines_of_the_lock_are_found() -> None:
+def test_inexact_lines_of_lock_are_found() -> None:
     good = "# made\na==1.0\nb-c==2.0.post1 ; python_version < '3.12'\n"
     assert not list(repo_checks.loose_lock_lines(good))
     for bad in ["a>=1.0", "--index-url x", "a @ file:x", "-e ."]:

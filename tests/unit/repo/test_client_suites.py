@@ -1,4 +1,4 @@
-"""What `make client-suites` makes of a folder of Apache Kafka's broker, and of kafka-tester's source and outcomes."""
+"""Tools of `make client-suites`: log directories of Apache Kafka, and stages and outcomes of kafka-tester."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SERVER = """process.roles=broker,controller
 node.id=1
 listeners={listeners}
 controller.listener.names=CONTROLLER
-log.dirs={folder}"""
+log.dirs={log_dir}"""
 META = f"""#
 #Wed Jan 28 11:05:46 UTC 2026
 cluster.id={CLUSTER}
@@ -32,12 +32,12 @@ version=1
 """
 
 
-def tool(name: str) -> ModuleType:
+def load_tool(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # a NamedTuple of the module looks there for what its annotations name
+    sys.modules[name] = module  # a NamedTuple of the module resolves its annotations there
     try:
         spec.loader.exec_module(module)
     finally:
@@ -45,21 +45,21 @@ def tool(name: str) -> ModuleType:
     return module
 
 
-MESH, SUITES = tool("kafka_folder_mesh"), tool("client_suites")
+LOG_DIR_TOOL, SUITES = load_tool("kafka_folder_mesh"), load_tool("client_suites")
 
 
-def folder_of(tmp_path: Path, listeners: str = "CONTROLLER://:9093,PLAINTEXT://:9092", meta: str = META) -> Path:
-    """The properties file of a folder beside it."""
-    folder = tmp_path / "logs"
-    folder.mkdir()
-    (folder / "meta.properties").write_text(meta)
+def write_properties(tmp_path: Path, listeners: str = "CONTROLLER://:9093,PLAINTEXT://:9092", meta: str = META) -> Path:
+    """Write a log directory and its `server.properties`. Return the path of the properties."""
+    log_dir = tmp_path / "logs"
+    log_dir.mkdir()
+    (log_dir / "meta.properties").write_text(meta)
     server = tmp_path / "server.properties"
-    server.write_text(SERVER.format(listeners=listeners, folder=folder))
+    server.write_text(SERVER.format(listeners=listeners, log_dir=log_dir))
     return server
 
 
 def metadata_log(first_offset: int) -> bytes:
-    """A topic of one partition, in versions of Kafka 3.9."""
+    """Return records of one topic with one partition, in versions of Kafka 3.9."""
     partition = r.PartitionRecord(0, TOPIC_ID, (1,), (1,), (), (), 1, 0, 0, 0, (DIRECTORY,))
     batches = [
         [r.encode_record(r.FeatureLevelRecord("metadata.version", 20))],
@@ -72,71 +72,70 @@ def metadata_log(first_offset: int) -> bytes:
     return data
 
 
-def test_the_files_say_whose_the_folder_is_and_where_clients_come(tmp_path: Path) -> None:
-    found = MESH.read_folder(folder_of(tmp_path))
-    assert found == (tmp_path / "logs", CLUSTER, 1, 9092)
+def test_log_dir_cluster_node_and_port_are_read_from_properties(tmp_path: Path) -> None:
+    assert LOG_DIR_TOOL.read_folder(write_properties(tmp_path)) == (tmp_path / "logs", CLUSTER, 1, 9092)
 
 
 @pytest.mark.parametrize("listeners", ["CONTROLLER://:9093", "PLAINTEXT://:some"])
-def test_a_file_without_a_port_for_clients_is_refused(tmp_path: Path, listeners: str) -> None:
-    with pytest.raises(MESH.FolderError, match=r"server\.properties names no one folder and listener"):
-        MESH.read_folder(folder_of(tmp_path, listeners))
+def test_properties_without_client_port_are_rejected(tmp_path: Path, listeners: str) -> None:
+    with pytest.raises(LOG_DIR_TOOL.FolderError, match=r"server\.properties names no one folder and listener"):
+        LOG_DIR_TOOL.read_folder(write_properties(tmp_path, listeners))
 
 
-def test_a_folder_of_nobody_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MESH.FolderError, match=r"meta\.properties does not say"):
-        MESH.read_folder(folder_of(tmp_path, meta="version=1\n"))
+def test_log_dir_without_cluster_id_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(LOG_DIR_TOOL.FolderError, match=r"meta\.properties does not say"):
+        LOG_DIR_TOOL.read_folder(write_properties(tmp_path, meta="version=1\n"))
 
 
-def test_a_metadata_log_without_its_first_leader_gets_it_and_is_read_as_it_is() -> None:
+def test_metadata_log_without_leader_change_is_completed() -> None:
     data = metadata_log(first_offset=1)
-    whole = MESH.completed(data, 1)
-    assert whole.endswith(data)
-    header = parse_header(whole)
+    completed_log = LOG_DIR_TOOL.completed(data, 1)
+    assert completed_log.endswith(data)
+    header = parse_header(completed_log)
     assert (header.base_offset, header.partition_leader_epoch, header.is_control) == (0, 3, True)
-    (record,) = read_records(whole, 0, header)
+    (record,) = read_records(completed_log, 0, header)
     assert decode_leader_change(record.key, record.value) == LeaderChange(1, (1,), (1,))
     image = MetadataImage()
-    image.replay(whole, MetadataDelta())
+    image.replay(completed_log, MetadataDelta())
     assert image.offset == 3
     state = image.topics[TOPIC_ID].partitions[0]
     assert (image.topics[TOPIC_ID].name, state.leader, state.directories) == ("t", 1, (DIRECTORY,))
 
 
-def test_any_other_metadata_log_stays_as_it_is() -> None:
+def test_other_metadata_logs_are_not_completed() -> None:
     for data in (b"", metadata_log(first_offset=0), metadata_log(first_offset=5)):
-        assert MESH.completed(data, 1) == data
+        assert LOG_DIR_TOOL.completed(data, 1) == data
 
 
-def test_the_metadata_log_moves_and_nothing_else(tmp_path: Path) -> None:
-    folder, home = tmp_path / "logs", tmp_path / "home"
-    MESH.take_metadata_log(tmp_path, home, 1)  # there is none
+def test_only_metadata_log_is_moved(tmp_path: Path) -> None:
+    log_dir, home = tmp_path / "logs", tmp_path / "home"
+    LOG_DIR_TOOL.take_metadata_log(tmp_path, home, 1)  # no metadata log exists
     assert not home.exists()
     for name in ("__cluster_metadata-0", "t-0"):
-        (folder / name).mkdir(parents=True)
-        (folder / name / "00000000000000000000.log").write_bytes(metadata_log(1))
-    MESH.take_metadata_log(folder, home, 1)
-    assert [path.name for path in folder.iterdir()] == ["t-0"]
+        (log_dir / name).mkdir(parents=True)
+        (log_dir / name / "00000000000000000000.log").write_bytes(metadata_log(1))
+    LOG_DIR_TOOL.take_metadata_log(log_dir, home, 1)
+    assert [path.name for path in log_dir.iterdir()] == ["t-0"]
     moved = (home / "__cluster_metadata-0" / "00000000000000000000.log").read_bytes()
     assert parse_header(moved).base_offset == 0
 
 
-def test_nodes_are_of_that_cluster_and_the_broker_has_the_folder(tmp_path: Path) -> None:
-    folder, home = MESH.read_folder(folder_of(tmp_path)), tmp_path / "home"
+def test_nodes_have_cluster_id_and_broker_has_log_dir(tmp_path: Path) -> None:
+    log_dir, home = LOG_DIR_TOOL.read_folder(write_properties(tmp_path)), tmp_path / "home"
     controller = NodeInfo("controller-1", Role.CONTROLLER, 1001, "r", grpc="127.0.0.1:1")
-    assert MESH.properties(controller, folder, home) == {
+    assert LOG_DIR_TOOL.properties(controller, log_dir, home) == {
         "cluster.id": CLUSTER,
         "metadata.log.dir": str(home / "controller"),
     }
     broker = NodeInfo("leader-1", Role.LEADER, 1, "r", grpc="127.0.0.1:2", kafka="127.0.0.1:3")
-    assert MESH.properties(broker, folder, home) == {
+    assert LOG_DIR_TOOL.properties(broker, log_dir, home) == {
         "cluster.id": CLUSTER,
         "log.dirs": str(tmp_path / "logs"),
         "metadata.log.dir": str(home / "broker"),
         "advertised.listeners": "MESH://127.0.0.1:2,KAFKA://localhost:9092",
     }
-    with pytest.raises(MESH.FolderError, match="is of node 7"):
-        MESH.properties(broker, folder._replace(node_id=7), home)
+    with pytest.raises(LOG_DIR_TOOL.FolderError, match="is of node 7"):
+        LOG_DIR_TOOL.properties(broker, log_dir._replace(node_id=7), home)
 
 
 DEFINITION = """
@@ -153,15 +152,15 @@ DEFINITION = """
 """
 
 
-def test_stages_are_read_from_the_suite_s_own_source() -> None:
+def test_stages_are_parsed_from_source_of_the_suite() -> None:
     first, second = SUITES.stages(DEFINITION)
     assert (first.name, second.name) == ("vi6:testBindToPort", "nv3:testHardcodedCorrelationId")
-    (told,) = json.loads(first.told)
-    assert (told["slug"], told["title"]) == ("vi6", "testBindToPort")
-    assert all(told.values())  # it refuses an empty one
+    (stage,) = json.loads(first.told)
+    assert (stage["slug"], stage["title"]) == ("vi6", "testBindToPort")
+    assert all(stage.values())  # kafka-tester rejects empty values
 
 
-def test_files_and_a_port_of_somebody_else_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suite_does_not_start_with_existing_files_or_used_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SUITES, "SHARED", tmp_path)
     monkeypatch.setattr(SUITES.ports, "is_free", lambda port: port == SUITES.PORT)
     SUITES._check_nobody_is_there()
@@ -174,9 +173,9 @@ def test_files_and_a_port_of_somebody_else_are_left_alone(tmp_path: Path, monkey
     assert (tmp_path / "kraft-combined-logs").exists()
 
 
-def test_what_fails_beside_the_lists_and_what_passes_of_them_is_a_problem() -> None:
-    found = [SUITES.Outcome("a:one", "failed", "why"), SUITES.Outcome("b:two", "passed")]
-    assert SUITES.problems(found, SUITES.Lists({}, {"a:*": "it is so"})) == []
-    assert SUITES.problems(found, SUITES.Lists({}, {})) == ["fails: a:one\nwhy"]
-    listed = SUITES.Lists({}, {"a:one": "it is so", "b:two": "it was so"})
-    assert SUITES.problems(found, listed) == ["is listed as failing and does not: b:two"]
+def test_unlisted_failures_and_listed_passes_are_problems() -> None:
+    outcomes = [SUITES.Outcome("a:one", "failed", "why"), SUITES.Outcome("b:two", "passed")]
+    assert SUITES.problems(outcomes, SUITES.Lists({}, {"a:*": "a reason"})) == []
+    assert SUITES.problems(outcomes, SUITES.Lists({}, {})) == ["fails: a:one\nwhy"]
+    listed = SUITES.Lists({}, {"a:one": "a reason", "b:two": "an old reason"})
+    assert SUITES.problems(outcomes, listed) == ["is listed as failing and does not: b:two"]
