@@ -1,1 +1,1 @@
-"""Tests of what watches a mesh: rules, alerts and dashboards, with a real Prometheus where there is one."""
+"""Tests of rules, alerts and dashboards, with a real Prometheus if it is installed."""

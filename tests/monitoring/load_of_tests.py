@@ -1,8 +1,8 @@
-"""Everything that a mesh is used for, at once: so that each of its metrics has something to say.
+"""A load that gives every metric of a cluster data.
 
-Two producers write `flights`; readers in two racks, in a rack without a replica, and without one read it, and so do a
-group and readers over HTTP. There are fewer slots for fetch sessions than readers, topics come and go, and some
-batches are too large.
+Two producers write `flights`. Consumers read it: in two racks with replicas, in a rack without a replica, without a
+rack, in a group, and over HTTP. There are fewer fetch session slots than consumers, topics are created and deleted, and
+some batches are too large.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kipmesh.core.errors import KafkaError
 
 TOPIC, SMALL, ONCE = "flights", "small", "once"
 PARTITIONS = 6
-EVERYWHERE = [(TOPIC, partition) for partition in range(PARTITIONS)]
+ALL_PARTITIONS = [(TOPIC, partition) for partition in range(PARTITIONS)]
 RECORD_BYTES = 1000
 RECORDS_PER_SECOND = 120
 STEP_S = 0.05
@@ -37,7 +37,7 @@ FROM_THE_START = {"auto.offset.reset": "earliest"}
 GROUP, STALLED, OVER_HTTP = "readers", "stalled", "over-http"
 
 KAFKA_IDLE = 3
-"""Connections of the Kafka protocol to each broker that ask for nothing."""
+"""Idle connections of the Kafka protocol to each broker."""
 KAFKA_VERSIONS = struct.pack(">hhih4s", 18, 3, 1, 4, b"load") + b"\0\x05load\x041.0\0"
 KAFKA_METADATA = struct.pack(">hhih4sih5s?", 3, 4, 2, 4, b"load", 1, 5, b"noone", False)
 KAFKA_FETCH = struct.pack(">hhih4siiiibi", 1, 4, 3, 4, b"load", -1, 50, 1, 1 << 20, 0, 1)
@@ -55,11 +55,11 @@ BROKERS = {
     "group.id": OVER_HTTP,
     "streams.max": "1",
 }
-"""Few slots that are lost soon, a snapshot every 3 s, and leaderships that come back at once."""
+"""Few fetch session slots with early eviction, a snapshot every 3 s, and fast return of preferred leaders."""
 
 
 class Exporter:
-    """This process's producers on a port of its own."""
+    """HTTP endpoint with the metrics of this process's producers."""
 
     def __init__(self) -> None:
         self.producers, registry = ProducerCollector(), CollectorRegistry()
@@ -75,7 +75,7 @@ class Exporter:
 
 
 class HttpReaders:
-    """Reads a consumer service over HTTP, on threads: two readers where one is let in, one of them in the group."""
+    """Two threads that read from a consumer service over HTTP, which admits one stream at a time; one is in a group."""
 
     def __init__(self, address: str) -> None:
         self._ended, self._busy = threading.Event(), threading.Event()
@@ -88,17 +88,17 @@ class HttpReaders:
 
     def _read(self, url: str) -> None:
         while self._busy.wait() and not self._ended.is_set():
-            # Refused while the other one reads; gone, or cut short, while the leader is.
-            with contextlib.suppress(OSError, HTTPException), urllib.request.urlopen(url, timeout=20) as answer:
-                answer.read()
+            # Refused while the other thread reads; fails or ends early while the leader is killed.
+            with contextlib.suppress(OSError, HTTPException), urllib.request.urlopen(url, timeout=20) as response:
+                response.read()
             self._ended.wait(0.2)
 
     def pause(self) -> None:
-        """Nobody comes from now on; who reads does so for two seconds."""
+        """Start no new requests. A request in flight takes up to two seconds."""
         self._busy.clear()
 
     def resume(self) -> None:
-        """Go on."""
+        """Start requests again."""
         self._busy.set()
 
     def close(self) -> None:
@@ -109,13 +109,13 @@ class HttpReaders:
 
 
 class Load:
-    """`async with Load(...)`; what it counted is in its attributes."""
+    """`async with Load(...)` runs the load; attributes have its counters."""
 
     def __init__(self, bootstrap: str, kafka_bootstrap: str, exporter: Exporter) -> None:
         self._bootstrap = bootstrap
         self._kafka = [address.rpartition(":")[::2] for address in kafka_bootstrap.split(",")]
-        self.strangers = 0
-        """Connections of the Kafka protocol that sent what is no request."""
+        self.malformed_frames = 0
+        """Connections to Kafka listeners that sent a malformed frame."""
         self._exporter = exporter
         self._stack = AsyncExitStack()
         self._tasks: list[asyncio.Task[None]] = []
@@ -123,15 +123,15 @@ class Load:
         self.admin = AdminClient(bootstrap)
         self.producers: dict[str, Producer] = {}
         self.acknowledged = 0
-        """Records that brokers have, of all topics."""
+        """Acknowledged records of all topics."""
         self.sent_bytes = 0
-        """Of values, of the same records."""
+        """Value bytes of acknowledged records."""
         self.refused = 0
-        """Records that were too large."""
+        """Records refused because they were too large."""
         self.across = Consumer(
             bootstrap, **{"client.rack": "rack-z", "client.id": "far", "auto.offset.reset": "earliest"}
         )
-        """Nobody else reads across racks."""
+        """The only consumer that reads across racks."""
 
     async def __aenter__(self) -> Load:
         async with AsyncExitStack() as stack:
@@ -142,7 +142,7 @@ class Load:
                 config = {"client.id": name, "metadata.max.age.ms": 4000, "metadata.evict.ms": 5000}
                 self.producers[name] = await stack.enter_async_context(Producer(self._bootstrap, **config))
                 self._exporter.producers.add(name, self.producers[name])
-            await self._written(self.producers["orders"], ONCE, b"idle from now on")
+            await self._send(self.producers["orders"], ONCE, b"only record")
             for host, port in self._kafka * KAFKA_IDLE:
                 _, writer = await asyncio.open_connection(host, int(port))
                 stack.callback(writer.close)
@@ -156,7 +156,7 @@ class Load:
             task.cancel()
         results = await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._stack.aclose()
-        failures = [one for one in results if isinstance(one, Exception)]
+        failures = [result for result in results if isinstance(result, Exception)]
         if failures:
             raise failures[0]
 
@@ -164,26 +164,26 @@ class Load:
         near = [Consumer(self._bootstrap, **{"client.rack": rack, "client.id": rack}) for rack in ("rack-b", "rack-c")]
         twins = [Consumer(self._bootstrap, **{"client.id": "twin"}) for _ in range(2)]
         works = [self._write(name) for name in self.producers]
-        works += [self._read(one, EVERYWHERE) for one in [*near, *twins]]
-        # Half of the partitions: a smaller session than the others', that they may take.
-        works += [self._read(self.across, EVERYWHERE[: PARTITIONS // 2])]
-        works += [self._speak_kafka(), self._speak_gibberish()]
-        return [*works, self._read_in_group(), self._come_and_go(), self._change_metadata(), self._exceed()]
+        works += [self._read(consumer, ALL_PARTITIONS) for consumer in [*near, *twins]]
+        # Half of the partitions: a smaller session, which larger ones may evict.
+        works += [self._read(self.across, ALL_PARTITIONS[: PARTITIONS // 2])]
+        works += [self._send_kafka_requests(), self._send_malformed_frames()]
+        return [*works, self._read_in_group(), self._read_briefly(), self._change_metadata(), self._exceed_limit()]
 
     def pause(self) -> None:
-        """Nothing is written or changed from now on, and nobody comes; `flush` waits for what was written."""
+        """Stop writes, metadata changes and new consumers. `flush` waits for pending records."""
         self._busy.clear()
 
     def resume(self) -> None:
-        """Go on."""
+        """Resume after `pause`."""
         self._busy.set()
 
     async def flush(self) -> None:
-        """Wait until all that was sent is counted."""
+        """Wait until all sent records are counted."""
         await asyncio.gather(*(producer.flush() for producer in self.producers.values()))
         await asyncio.sleep(STEP_S)
 
-    async def _written(self, producer: Producer, topic: str, value: bytes) -> None:
+    async def _send(self, producer: Producer, topic: str, value: bytes) -> None:
         delivery = await producer.send(topic, value)
 
         def count(done: Any) -> None:
@@ -204,15 +204,15 @@ class Load:
                 await self._busy.wait()
                 due = loop.time()
             while due < loop.time() and self._busy.is_set():
-                await self._written(producer, TOPIC, value)
+                await self._send(producer, TOPIC, value)
                 due += 1 / rate
             await asyncio.sleep(STEP_S)
 
-    async def _exceed(self) -> None:
-        """Batches that the broker refuses: the producer's own limit is larger."""
+    async def _exceed_limit(self) -> None:
+        """Send batches that only the broker refuses, because the producer's limit is larger."""
         for number in itertools.count():
             await self._busy.wait()
-            await self._written(self.producers["clicks"], SMALL, b"x" * SMALL_BYTES if number % 2 else b"fits")
+            await self._send(self.producers["clicks"], SMALL, b"x" * SMALL_BYTES if number % 2 else b"fits")
             await asyncio.sleep(0.25)
 
     async def _read(self, consumer: Consumer, partitions: list[tuple[str, int]]) -> None:
@@ -233,23 +233,23 @@ class Load:
             while True:
                 await consumer.poll(timeout_ms=500)
 
-    async def _come_and_go(self) -> None:
-        """Larger sessions than the others', each for a while: they take others' slots, and leave them."""
+    async def _read_briefly(self) -> None:
+        """Open larger fetch sessions for a short time, which evict other sessions and release their slots."""
         for number in itertools.count():
             await self._busy.wait()
             config = {"client.id": f"visitor-{number % 3}", **FROM_THE_START}
             with contextlib.suppress(KafkaError):
                 async with Consumer(self._bootstrap, **config) as consumer:
-                    consumer.assign([*EVERYWHERE, (SMALL, 0), (ONCE, 0)])
+                    consumer.assign([*ALL_PARTITIONS, (SMALL, 0), (ONCE, 0)])
                     for _ in range(4):
                         await consumer.poll(timeout_ms=300)
             await asyncio.sleep(0.3)
 
-    async def _speak_kafka(self) -> None:
-        """A client of Kafka's protocol that says who it is, reads, and asks for a topic that there is not."""
+    async def _send_kafka_requests(self) -> None:
+        """Send ApiVersions, Metadata for an unknown topic, and Fetch by the Kafka protocol."""
         for host, port in itertools.cycle(self._kafka):
             await self._busy.wait()
-            with contextlib.suppress(OSError, EOFError):  # the leader is killed
+            with contextlib.suppress(OSError, EOFError):  # while the leader is killed
                 reader, writer = await asyncio.open_connection(host, int(port))
                 try:
                     for request in (KAFKA_VERSIONS, KAFKA_METADATA, KAFKA_FETCH):
@@ -260,21 +260,21 @@ class Load:
                     writer.close()
             await asyncio.sleep(0.2)
 
-    async def _speak_gibberish(self) -> None:
-        """Somebody who is no client, at a follower: the leader forgets what it counted when it is killed."""
+    async def _send_malformed_frames(self) -> None:
+        """Send malformed frames to a follower, because the leader's counters are lost when it is killed."""
         host, port = self._kafka[-1]
         while True:
             await self._busy.wait()
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(b"GET / HTTP/1.1\r\n\r\n")
-            self.strangers += 1
+            self.malformed_frames += 1
             with contextlib.suppress(OSError):
                 await reader.read()
             writer.close()
             await asyncio.sleep(0.5)
 
     async def _change_metadata(self) -> None:
-        """Topics that come and go: each snapshot has something new."""
+        """Create and delete topics, so that each snapshot has new records."""
         for number in itertools.count():
             await self._busy.wait()
             with contextlib.suppress(KafkaError):

@@ -1,4 +1,4 @@
-"""The expressions of deploy/prometheus and deploy/grafana as they are committed, and what the tests turn them into."""
+"""PromQL expressions of deploy/prometheus and deploy/grafana, and their transformations for tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROMETHEUS = ROOT / "deploy" / "prometheus"
 DASHBOARDS = ROOT / "deploy" / "grafana" / "dashboards"
 RULES = sorted((PROMETHEUS / "rules").glob("*.yml"))
 TIME_SCALE = 40
-"""An hour of a rule's windows is one minute and a half of a test."""
+"""Windows are divided by this: one hour of a rule is 90 s of a test."""
 
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(\d+)(ms|s|m|h|d)")
@@ -28,7 +28,7 @@ _WORDS = frozenset({"or", "and", "unless", "bool"})
 
 
 class Rule(NamedTuple):
-    """One of deploy/prometheus/rules."""
+    """A rule of deploy/prometheus/rules."""
 
     name: str
     expr: str
@@ -36,7 +36,7 @@ class Rule(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One expression of a dashboard, as it is committed."""
+    """An expression of a dashboard panel."""
 
     dashboard: str
     title: str
@@ -44,12 +44,12 @@ class Panel(NamedTuple):
 
 
 def needs_tls(expr: str) -> bool:
-    """Whether only nodes with TLS export what an expression asks for."""
+    """Return whether only nodes with TLS export the metrics of the expression."""
     return "kipmesh_tls_" in expr
 
 
 def rules() -> Iterator[Rule]:
-    """All recording rules and alerts."""
+    """Yield all recording rules and alerts."""
     for path in RULES:
         for group in yaml.safe_load(path.read_text())["groups"]:
             for rule in group["rules"]:
@@ -57,7 +57,7 @@ def rules() -> Iterator[Rule]:
 
 
 def panels() -> Iterator[Panel]:
-    """All expressions of all dashboards."""
+    """Yield all expressions of all dashboards."""
     for path in sorted(DASHBOARDS.glob("*.json")):
         for panel in json.loads(path.read_text())["panels"]:
             for target in panel.get("targets", ()):
@@ -65,7 +65,7 @@ def panels() -> Iterator[Panel]:
 
 
 def shorter(duration: str) -> str:
-    """A duration of the rules in the time of the tests."""
+    """Return a duration divided by TIME_SCALE."""
     match = _DURATION.fullmatch(duration)
     assert match is not None
     number, unit = match.groups()
@@ -73,7 +73,7 @@ def shorter(duration: str) -> str:
 
 
 def with_short_windows(expr: str) -> str:
-    """The expression with its windows and offsets in the time of the tests."""
+    """Return the expression with windows and offsets divided by TIME_SCALE."""
 
     def scale(found: re.Match[str]) -> str:
         window, offset = found.groups()
@@ -83,7 +83,7 @@ def with_short_windows(expr: str) -> str:
 
 
 def short_rules(path: Path) -> Mapping[str, Any]:
-    """A file of rules in the time of the tests: windows, offsets and `for`."""
+    """Return the rules of a file with windows, offsets and `for` divided by TIME_SCALE."""
     loaded: dict[str, Any] = yaml.safe_load(path.read_text())
     for group in loaded["groups"]:
         for rule in group["rules"]:
@@ -94,14 +94,14 @@ def short_rules(path: Path) -> Mapping[str, Any]:
 
 
 def in_grafana(expr: str, rate_interval: str) -> str:
-    """What Grafana asks with everything chosen in its variables."""
-    asked = expr.replace("$__rate_interval", rate_interval).replace("$cluster", ".*").replace("$instance", ".*")
-    assert "$" not in asked, f"a variable that no dashboard has: {asked}"
-    return asked
+    """Return the expression as Grafana sends it with all values of its variables selected."""
+    query = expr.replace("$__rate_interval", rate_interval).replace("$cluster", ".*").replace("$instance", ".*")
+    assert "$" not in query, f"unknown variable in {query}"
+    return query
 
 
 def unfiltered(expr: str) -> str:
-    """An alert's expression with `bool` at each comparison: every series that it looks at comes back, as 0 or 1."""
+    """Return an alert's expression with `bool` at each comparison, which returns 0 or 1 for every series."""
     parts, end = [], 0
     for braces in [*_BRACES.finditer(expr), None]:
         start = braces.start() if braces else len(expr)
@@ -113,14 +113,14 @@ def unfiltered(expr: str) -> str:
 
 
 def selectors(expr: str) -> list[str]:
-    """The series that an expression reads, each with its own matchers."""
+    """Return the selectors of an expression, each with its matchers."""
     kept: list[str] = []
 
     def keep(found: re.Match[str]) -> str:
         kept.append(found.group())
         return f"{{{len(kept) - 1}}}"
 
-    # Braces first: what is in them may look like anything.
+    # Replace braces first, because label values may contain any text.
     bare = _NO_METRICS.sub(" ", _BRACES.sub(keep, expr))
     found = []
     for name, braces in _SELECTOR.findall(bare):

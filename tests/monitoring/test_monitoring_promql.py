@@ -1,4 +1,4 @@
-"""What the live test does to expressions does what it says."""
+"""Transformations of PromQL expressions for the live test."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import pytest
 from tests.monitoring.promql_of_tests import in_grafana, panels, rules, selectors, unfiltered, with_short_windows
 
 
-def test_each_comparison_returns_all_its_series() -> None:
+def test_unfiltered_comparisons_return_all_series() -> None:
     assert unfiltered('up{job=~"a",x!="b > c"} == 0') == 'up{job=~"a",x!="b > c"} == bool 0'
     assert unfiltered("a > 0\n  and b >= -1 and c - d <= 5") == "a > bool 0\n  and b >= bool -1 and c - d <= bool 5"
 
 
-def test_windows_are_scaled() -> None:
+def test_windows_and_offsets_are_scaled() -> None:
     assert with_short_windows("rate(a[5m]) + increase(b{c='[5m]'}[3h])").startswith("rate(a[7500ms])")
     assert with_short_windows("a offset 30m > 2 * (b[10s])") == "a offset 45000ms > 2 * (b[250ms])"
 
@@ -29,11 +29,11 @@ def test_windows_are_scaled() -> None:
         ('count(ALERTS{a="by (x)"}) or vector(0)', ['ALERTS{a="by (x)"}']),
     ],
 )
-def test_selectors_are_found(expr: str, expected: list[str]) -> None:
+def test_selectors_returns_the_series_of_an_expression(expr: str, expected: list[str]) -> None:
     assert selectors(expr) == expected
 
 
-def test_every_expression_reads_something() -> None:
+def test_every_committed_expression_has_selectors() -> None:
     for rule in rules():
         assert selectors(rule.expr), rule
     for panel in panels():

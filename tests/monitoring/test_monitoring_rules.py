@@ -1,4 +1,4 @@
-"""Prometheus' own checks of deploy/prometheus: syntax, and the unit tests of rules and alerts."""
+"""promtool checks of deploy/prometheus: syntax, and unit tests of rules and alerts."""
 
 from __future__ import annotations
 
@@ -25,30 +25,29 @@ def _promtool(*arguments: str) -> str:
     return done.stdout
 
 
-def test_configuration_is_valid() -> None:
+def test_prometheus_configuration_is_valid() -> None:
     assert "is valid prometheus config file syntax" in _promtool("check", "config", "prometheus.yml")
 
 
-def test_configuration_with_tls_is_the_same_but_for_that() -> None:
+def test_tls_configuration_differs_only_in_tls_settings() -> None:
     assert "is valid prometheus config file syntax" in _promtool(
         "check", "config", "--syntax-only", "prometheus-tls.yml"
     )
     plain, tls = (yaml.safe_load((PROMETHEUS / name).read_text()) for name in ("prometheus.yml", "prometheus-tls.yml"))
     files = {"ca_file": "ca.crt", "cert_file": "tls.crt", "key_file": "tls.key"}
     for job in plain["scrape_configs"]:
-        if job["job_name"] != "kipmesh-producer":  # parts of applications, which have their own
+        if job["job_name"] != "kipmesh-producer":  # producers are parts of applications, which configure TLS themselves
             job["scheme"] = "https"
             job["tls_config"] = {key: f"/etc/kipmesh-tls/{name}" for key, name in files.items()}
     assert tls == plain
 
 
 @pytest.mark.parametrize("path", sorted((PROMETHEUS / "tests").glob("*.yml")), ids=lambda path: path.stem)
-def test_rules_do_what_their_tests_say(path: Path) -> None:
+def test_rules_pass_their_promtool_tests(path: Path) -> None:
     assert "SUCCESS" in _promtool("test", "rules", f"tests/{path.name}")
 
 
-def test_a_wrong_rule_is_found(tmp_path: Path) -> None:
-    """That these checks can fail: a threshold that is another one."""
+def test_promtool_detects_a_wrong_threshold(tmp_path: Path) -> None:
     assert PROMTOOL is not None
     (tmp_path / "rules").mkdir()
     (tmp_path / "tests").mkdir()

@@ -1,4 +1,4 @@
-"""One Spark session for all tests here (a JVM takes seconds), and a mesh of all nodes in this process."""
+"""Fixtures of Spark tests: one Spark session, because a JVM takes seconds to start, and a cluster in this process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _names = itertools.count()
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     if find_java() is None:
-        pytest.skip("Spark needs Java 17 or newer, and there is none here")
+        pytest.skip("Spark needs Java 17 or newer")
     from kipmesh.spark.session import local_session, stop_session
 
     session = local_session("tests", tmp_path_factory.mktemp("spark"))
@@ -31,55 +31,55 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def mesh(spark: SparkSession) -> Iterator[LocalCluster]:
-    # After Spark, whose start forks: gRPC's threads come later.
-    with LocalCluster(mode="single") as cluster:
-        yield cluster
+def cluster(spark: SparkSession) -> Iterator[LocalCluster]:
+    # Started after Spark, which forks: a fork must not copy gRPC's threads.
+    with LocalCluster(mode="single") as running:
+        yield running
 
 
 @pytest.fixture
-def all_brokers_know(mesh: LocalCluster) -> Callable[[], None]:
-    """Waits until each broker knows of the metadata what one of them does: a client waits for one, and asks another."""
+def wait_metadata(cluster: LocalCluster) -> Callable[[], None]:
+    """Waits until all brokers have the same metadata: clients wait for one broker and send requests to another."""
 
     def wait() -> None:
-        running = mesh._running
+        running = cluster._running
         assert isinstance(running, SingleCluster)
-        brokers = [running.node_object(node.name) for node in mesh.nodes if node.name != "controller-1"]
-        known = max(broker.hosted_replicas.image.offset for broker in brokers)
+        brokers = [running.node_object(node.name) for node in cluster.nodes if node.name != "controller-1"]
+        newest = max(broker.hosted_replicas.image.offset for broker in brokers)
         deadline = time.monotonic() + 60
-        while any(broker.hosted_replicas.image.offset < known for broker in brokers):
-            assert time.monotonic() < deadline, "a broker does not hear of the metadata"
+        while any(broker.hosted_replicas.image.offset < newest for broker in brokers):
+            assert time.monotonic() < deadline, "a broker lacks metadata"
             time.sleep(0.005)
 
     return wait
 
 
 @pytest.fixture
-def new_topic(mesh: LocalCluster, all_brokers_know: Callable[[], None]) -> Callable[..., str]:
-    """Makes topics with names of their own: new_topic(partitions)."""
+def new_topic(cluster: LocalCluster, wait_metadata: Callable[[], None]) -> Callable[..., str]:
+    """`new_topic(partitions)` creates a topic and returns its unique name."""
 
     def make(partitions: int = 2, **configs: str) -> str:
         from kipmesh.client import NewTopic
         from kipmesh.client.sync import AdminClient
 
         name = f"topic-{next(_names)}"
-        with AdminClient(mesh.bootstrap) as admin:
-            # The records are of 2023: on a slow machine the brokers come round to deleting what is older than a week.
+        with AdminClient(cluster.bootstrap) as admin:
+            # Timestamps of the records are in 2023: the default retention would delete them on a slow machine.
             admin.create_topics([NewTopic(name, partitions, 3, {"retention.ms": "-1", **configs})])
-        all_brokers_know()
+        wait_metadata()
         return name
 
     return make
 
 
 @pytest.fixture
-def send(mesh: LocalCluster) -> Callable[..., None]:
-    """Sends values v<first>..v<first + count - 1> with keys k<i>, round about the partitions."""
+def send(cluster: LocalCluster) -> Callable[..., None]:
+    """Sends values v<first>..v<first + count - 1> with keys k<i> to each partition in turn."""
 
     def run(topic: str, count: int, *, first: int = 0, partitions: int = 2, compression: str = "none") -> None:
         from kipmesh.client.sync import Producer
 
-        with Producer(mesh.bootstrap, compression_type=compression) as producer:
+        with Producer(cluster.bootstrap, compression_type=compression) as producer:
             for i in range(first, first + count):
                 producer.send(
                     topic,

@@ -1,7 +1,7 @@
-"""Reads a topic on the Spark master that is named, from as many executors as it has: what `test_spark_racks` starts.
+"""Reads a topic on a Spark master with one task per executor; started by `test_spark_racks`.
 
-``python rack_reader.py MASTER BOOTSTRAP TOPIC FOLDER`` prints JSON: the records, their bytes, and on which executors
-(by the folder of their Python worker's Spark files) tasks ran.
+``python rack_reader.py MASTER BOOTSTRAP TOPIC DIRECTORY`` prints JSON: number and bytes of the records of two reads,
+and the racks of the executors that ran tasks.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ SETTINGS = {
     "spark.cores.max": str(EXECUTORS),
     "spark.executor.memory": "512m",
     "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-    # No task before both are there, however slow the machine is.
+    # Run no task before both executors are registered.
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "300s",
 }
 
 
 def racks(_rows: Iterable[Any]) -> Iterator[str]:
-    """Of the executor that this task runs on."""
+    """Yield the rack of the executor that runs this task."""
     yield os.environ.get("KIPMESH_CLIENT_RACK", "")
 
 
-def main(master: str, bootstrap: str, topic: str, folder: str) -> None:
-    """Read, twice: the second time tasks find connections."""
-    spark = local_session("racks", Path(folder), settings={**SETTINGS, "spark.master": master})
+def main(master: str, bootstrap: str, topic: str, directory: str) -> None:
+    """Read twice, because tasks of the second read reuse connections."""
+    spark = local_session("racks", Path(directory), settings={**SETTINGS, "spark.master": master})
     try:
         reader = spark.read.format("kipmesh").option("kafka.bootstrap.servers", bootstrap).option("subscribe", topic)
         frame = reader.load()
         sums = [frame.selectExpr("count(*)", "sum(length(value))").collect()[0] for _ in range(2)]
         found = spark.sparkContext.parallelize(range(20), 20).mapPartitions(racks).collect()
-        print(json.dumps({"reads": [list(each) for each in sums], "racks": sorted(set(found))}))
+        print(json.dumps({"reads": [list(row) for row in sums], "racks": sorted(set(found))}))
     finally:
         stop_session(spark)
 

@@ -1,4 +1,4 @@
-"""Batch reads of a real mesh: columns, ranges, tasks, and errors that name what is wrong."""
+"""Batch reads: columns, ranges, tasks and error messages."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ NewTopic = Callable[..., str]
 
 
 @pytest.fixture
-def read(spark: SparkSession, mesh: LocalCluster) -> Callable[..., DataFrame]:
+def read(spark: SparkSession, cluster: LocalCluster) -> Callable[..., DataFrame]:
     def load(**options: Any) -> DataFrame:
-        reader = spark.read.format("kipmesh").option("kafka.bootstrap.servers", mesh.bootstrap)
+        reader = spark.read.format("kipmesh").option("kafka.bootstrap.servers", cluster.bootstrap)
         for name, value in options.items():
             reader = reader.option(name, value)
         return reader.load()
@@ -37,7 +37,7 @@ def numbers(first: int, end: int) -> list[str]:
     return [f"v{i}" for i in range(first, end)]
 
 
-def test_columns_are_those_of_the_kafka_connector(
+def test_batch_has_the_columns_of_the_kafka_connector(
     read: Callable[..., DataFrame], new_topic: NewTopic, send: Send
 ) -> None:
     topic = new_topic()
@@ -60,7 +60,7 @@ def test_columns_are_those_of_the_kafka_connector(
     assert row.timestamp.timestamp() == pytest.approx(1_700_000_000.007)
 
 
-def test_headers_are_there_when_asked_for(read: Callable[..., DataFrame], new_topic: NewTopic, send: Send) -> None:
+def test_include_headers_adds_a_headers_column(read: Callable[..., DataFrame], new_topic: NewTopic, send: Send) -> None:
     topic = new_topic()
     send(topic, 4)
     rows = {bytes(row.value): row.headers for row in read(subscribe=topic, includeHeaders="true").collect()}
@@ -69,7 +69,7 @@ def test_headers_are_there_when_asked_for(read: Callable[..., DataFrame], new_to
 
 
 @pytest.mark.parametrize("compression", ["gzip", "snappy", "lz4", "zstd"])
-def test_every_compression_is_read(
+def test_batch_reads_every_compression(
     read: Callable[..., DataFrame], new_topic: NewTopic, send: Send, compression: str
 ) -> None:
     topic = new_topic()
@@ -77,7 +77,7 @@ def test_every_compression_is_read(
     assert values(read(subscribe=topic)) == numbers(0, 300)
 
 
-def test_offsets_choose_exactly_their_records(read: Callable[..., DataFrame], new_topic: NewTopic, send: Send) -> None:
+def test_offset_options_select_the_records(read: Callable[..., DataFrame], new_topic: NewTopic, send: Send) -> None:
     topic = new_topic()
     send(topic, 100)
     frame = read(
@@ -88,7 +88,7 @@ def test_offsets_choose_exactly_their_records(read: Callable[..., DataFrame], ne
     assert values(frame) == ["v1", "v3", "v5", "v20", "v22"]
 
 
-def test_timestamps_choose_their_records(read: Callable[..., DataFrame], new_topic: NewTopic, send: Send) -> None:
+def test_timestamp_options_select_the_records(read: Callable[..., DataFrame], new_topic: NewTopic, send: Send) -> None:
     topic = new_topic()
     send(topic, 100)
     send(topic, 100, first=100)
@@ -96,24 +96,26 @@ def test_timestamps_choose_their_records(read: Callable[..., DataFrame], new_top
     assert values(frame) == numbers(50, 150)
 
 
-def test_assign_and_patterns_choose_partitions_and_topics(
+def test_assign_and_patterns_select_partitions_and_topics(
     read: Callable[..., DataFrame], new_topic: NewTopic, send: Send
 ) -> None:
-    one, other = new_topic(), new_topic()
-    send(one, 10)
-    send(other, 10, first=10)
-    assert values(read(assign=f'{{"{one}":[1]}}')) == ["v1", "v3", "v5", "v7", "v9"]
-    assert values(read(subscribePattern=f"{one}|{other}")) == numbers(0, 20)
-    assert values(read(subscribe=f"{one},{other}")) == numbers(0, 20)
+    first, second = new_topic(), new_topic()
+    send(first, 10)
+    send(second, 10, first=10)
+    assert values(read(assign=f'{{"{first}":[1]}}')) == ["v1", "v3", "v5", "v7", "v9"]
+    assert values(read(subscribePattern=f"{first}|{second}")) == numbers(0, 20)
+    assert values(read(subscribe=f"{first},{second}")) == numbers(0, 20)
 
 
-def test_large_ranges_are_cut_into_tasks(read: Callable[..., DataFrame], new_topic: NewTopic, send: Send) -> None:
+def test_large_offset_ranges_are_split_into_tasks(
+    read: Callable[..., DataFrame], new_topic: NewTopic, send: Send
+) -> None:
     topic = new_topic()
     send(topic, 1000)
     assert read(subscribe=topic).rdd.getNumPartitions() == 2
-    cut = read(subscribe=topic, minPartitions=7)
-    assert cut.rdd.getNumPartitions() >= 7
-    assert values(cut) == numbers(0, 1000)
+    split = read(subscribe=topic, minPartitions=7)
+    assert split.rdd.getNumPartitions() >= 7
+    assert values(split) == numbers(0, 1000)
     assert values(read(subscribe=topic, maxRecordsPerPartition=99)) == numbers(0, 1000)
 
 
@@ -126,7 +128,7 @@ def test_empty_topic_has_no_rows_in_sql(
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "message"),
     [
         ({"startingOffset": "earliest"}, "option startingoffset is unknown"),
         ({"kafka.fetch.min.byte": "1"}, "option kafka.fetch.min.byte"),
@@ -139,36 +141,36 @@ def test_empty_topic_has_no_rows_in_sql(
         ({"startingOffsetsByTimestamp": "[1]"}, "option startingOffsetsByTimestamp must be"),
     ],
 )
-def test_wrong_options_are_named(
-    read: Callable[..., DataFrame], new_topic: NewTopic, options: dict[str, str], named: str
+def test_invalid_option_is_named_in_the_error(
+    read: Callable[..., DataFrame], new_topic: NewTopic, options: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(Exception, match=named):
+    with pytest.raises(Exception, match=message):
         read(**{"subscribe": new_topic(), **options}).count()
 
 
 @pytest.mark.parametrize("side", ["starting", "ending"])
-def test_offsets_beyond_the_end_name_the_partition_and_the_option(
+def test_error_for_an_offset_beyond_the_end_names_partition_and_option(
     read: Callable[..., DataFrame], new_topic: NewTopic, send: Send, side: str
 ) -> None:
     topic = new_topic()
     send(topic, 10)
     offsets = {f"{side}Offsets": f'{{"{topic}":{{"0":5,"1":9}}}}'}
-    told = {
+    messages = {
         "starting": f"option startingOffsets must not exceed the end of the query, 5, for {topic}-1, got 9",
         "ending": rf"{topic}-1 ends at offset 5, requested end 9 \(options startingOffsets, endingOffsets\)",
     }
-    with pytest.raises(Exception, match=told[side]):
+    with pytest.raises(Exception, match=messages[side]):
         read(subscribe=topic, **offsets).count()
 
 
-def test_records_that_are_gone_are_data_loss(
-    mesh: LocalCluster, read: Callable[..., DataFrame], new_topic: NewTopic, send: Send
+def test_deleted_records_are_reported_as_data_loss(
+    cluster: LocalCluster, read: Callable[..., DataFrame], new_topic: NewTopic, send: Send
 ) -> None:
     from kipmesh.client.sync import AdminClient
 
     topic = new_topic()
     send(topic, 100)
-    with AdminClient(mesh.bootstrap) as admin:
+    with AdminClient(cluster.bootstrap) as admin:
         admin.delete_records({(topic, 0): 20})
     assert read(subscribe=topic).count() == 80
     from_zero = f'{{"{topic}":{{"0":0,"1":0}}}}'

@@ -1,4 +1,4 @@
-"""The demo itself, small: it proves its results, and a run that was killed is not in the way of the next."""
+"""Small runs of the demo: results, killed runs, killed nodes and concurrent runs."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(find_java() is None, reason="Spark needs Java 17 or newer, and there is none here"),
+    pytest.mark.skipif(find_java() is None, reason="Spark needs Java 17 or newer"),
 ]
 LIMIT = 4_000
 
 
-def command(folder: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "kipmesh_jobs.demo", "--dir", str(folder), "--limit", str(LIMIT), "--json", *more]
+def command(directory: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "kipmesh_jobs.demo", "--dir", str(directory), "--limit", str(LIMIT), "--json", *more]
 
 
-def processes_in(folder: Path) -> list[psutil.Process]:
-    return [process for process in psutil.process_iter() if str(folder) in _command_line(process)]
+def processes_in(directory: Path) -> list[psutil.Process]:
+    return [process for process in psutil.process_iter() if str(directory) in _command_line(process)]
 
 
 def _command_line(process: psutil.Process) -> str:
-    """Empty for one that has ended."""
+    """Return the command line, or an empty string if the process has ended."""
     try:
         return "" if process.status() == psutil.STATUS_ZOMBIE else " ".join(process.cmdline())
     except psutil.Error:
@@ -44,41 +44,41 @@ def _command_line(process: psutil.Process) -> str:
 def wait_until(condition: Callable[[], bool], running: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + 120
     while not condition():
-        assert running.poll() is None, "it ended before"
+        assert running.poll() is None, "the demo exited early"
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
-def test_a_killed_run_is_cleaned_up_by_the_next(tmp_path: Path) -> None:
-    folder = tmp_path / "demo"
+def test_next_run_cleans_up_after_a_killed_run(tmp_path: Path) -> None:
+    directory = tmp_path / "demo"
     with (tmp_path / "killed.log").open("wb") as log:
-        killed = subprocess.Popen(command(folder), stdout=log, stderr=log)
-        cluster = folder / "cluster" / "cluster.json"
+        killed = subprocess.Popen(command(directory), stdout=log, stderr=log)
+        cluster = directory / "cluster" / "cluster.json"
         wait_until(lambda: cluster.exists() and '"pid": null' not in cluster.read_text(), killed)
         os.kill(killed.pid, signal.SIGKILL)
         killed.wait()
-    done = subprocess.run(command(folder), capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command(directory), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary["passed"]
     assert summary["records"] == LIMIT
     assert len(summary["checks"]) >= 6
     assert all(check["passed"] for check in summary["checks"])
-    assert json.loads((folder / "summary.json").read_text()) == summary
-    report = (folder / "report.html").read_text()
+    assert json.loads((directory / "summary.json").read_text()) == summary
+    report = (directory / "report.html").read_text()
     assert "<script src" not in report
     assert "default-src 'none'" in report
-    assert list((folder / "parquet" / "flights").glob("batch=*/*.parquet"))
-    assert list((folder / "checkpoint" / "flights" / "offsets").iterdir())
-    assert not (folder / "work").exists()
-    assert processes_in(folder) == []
+    assert list((directory / "parquet" / "flights").glob("batch=*/*.parquet"))
+    assert list((directory / "checkpoint" / "flights" / "offsets").iterdir())
+    assert not (directory / "work").exists()
+    assert processes_in(directory) == []
 
 
-def test_a_killed_follower_does_not_stop_it(tmp_path: Path) -> None:
-    folder = tmp_path / "demo"
-    state = folder / "cluster" / "cluster.json"
+def test_demo_restarts_a_killed_follower_and_passes(tmp_path: Path) -> None:
+    directory = tmp_path / "demo"
+    state = directory / "cluster" / "cluster.json"
     with (tmp_path / "out").open("w") as out, (tmp_path / "log").open("w") as log:
-        demo = subprocess.Popen(command(folder), stdout=out, stderr=log)
+        demo = subprocess.Popen(command(directory), stdout=out, stderr=log)
         try:
             wait_until(lambda: "Start the mesh" in (tmp_path / "log").read_text(), demo)
             nodes = {node["name"]: node for node in json.loads(state.read_text())["nodes"]}
@@ -93,17 +93,17 @@ def test_a_killed_follower_does_not_stop_it(tmp_path: Path) -> None:
     assert all(len(partition["replicas"]) == 3 and partition["identical"] for partition in summary["partitions"])
 
 
-def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "demo"
-    with (tmp_path / "said").open("wb") as said:
-        first = subprocess.Popen(command(folder), stdout=subprocess.DEVNULL, stderr=said)
+def test_second_run_in_the_same_directory_is_refused(tmp_path: Path) -> None:
+    directory = tmp_path / "demo"
+    with (tmp_path / "log").open("wb") as log:
+        first = subprocess.Popen(command(directory), stdout=subprocess.DEVNULL, stderr=log)
     try:
-        wait_until((folder / "cluster").exists, first)
-        second = subprocess.run(command(folder), capture_output=True, text=True, timeout=120)
+        wait_until((directory / "cluster").exists, first)
+        second = subprocess.run(command(directory), capture_output=True, text=True, timeout=120)
         assert second.returncode == 1
         assert "another job demo" in second.stderr
     finally:
         first.terminate()
         assert first.wait(120) in (143, -signal.SIGTERM)
-    assert "interrupted, cluster and Spark are stopped" in (tmp_path / "said").read_text()
-    assert processes_in(folder) == []
+    assert "interrupted, cluster and Spark are stopped" in (tmp_path / "log").read_text()
+    assert processes_in(directory) == []

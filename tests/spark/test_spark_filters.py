@@ -1,4 +1,4 @@
-"""Filters that a real Spark hands down: the same rows with and without, and fewer offsets planned."""
+"""Filter pushdown: the same rows with and without it, and fewer offsets read."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ AT = "cast(1700000000 + {ms} / 1000.0 as timestamp)"
 
 @pytest.fixture
 def pushdown(spark: SparkSession) -> Iterator[Callable[[bool], None]]:
-    def set_it(enabled: bool) -> None:
+    def set_enabled(enabled: bool) -> None:
         spark.conf.set(SETTING, str(enabled).lower())
 
-    yield set_it
-    set_it(True)
+    yield set_enabled
+    set_enabled(True)
 
 
 @pytest.fixture
 def frame(
-    spark: SparkSession, mesh: LocalCluster, new_topic: Callable[..., str], send: Callable[..., None]
+    spark: SparkSession, cluster: LocalCluster, new_topic: Callable[..., str], send: Callable[..., None]
 ) -> DataFrame:
-    """300 records in three partitions; the times of the second hundred are those of the first again."""
+    """300 records in three partitions; the second hundred repeats the timestamps of the first."""
     topic = new_topic(3)
     for first in (0, 0, 100):
         send(topic, 100, first=first, partitions=3)
-    source = spark.read.format("kipmesh").option("kafka.bootstrap.servers", mesh.bootstrap)
+    source = spark.read.format("kipmesh").option("kafka.bootstrap.servers", cluster.bootstrap)
     return source.option("subscribe", topic).option("pushFilters", "true").load()
 
 
@@ -62,23 +62,23 @@ CONDITIONS = [
 ]
 
 
-@pytest.mark.parametrize(("condition", "decided"), CONDITIONS)
+@pytest.mark.parametrize(("condition", "column"), CONDITIONS)
 def test_pushed_down_filters_return_the_same_rows(
-    frame: DataFrame, pushdown: Callable[[bool], None], condition: str, decided: str
+    frame: DataFrame, pushdown: Callable[[bool], None], condition: str, column: str
 ) -> None:
     pushdown(False)
-    unaided = frame.where(condition)
-    expected = rows(unaided)
+    without_pushdown = frame.where(condition)
+    expected = rows(without_pushdown)
     pushdown(True)
-    aided = frame.where(condition)
-    assert rows(aided) == expected
+    with_pushdown = frame.where(condition)
+    assert rows(with_pushdown) == expected
     assert (len(expected) > 0) is (condition != NOTHING)
-    if decided:
-        assert is_left_to_spark(unaided, decided)
-        assert not is_left_to_spark(aided, decided)
+    if column:
+        assert is_left_to_spark(without_pushdown, column)
+        assert not is_left_to_spark(with_pushdown, column)
 
 
-def test_fewer_tasks_and_fewer_rows_come_out_of_the_source(
+def test_pushdown_reduces_tasks_and_rows_of_the_source(
     spark: SparkSession, frame: DataFrame, pushdown: Callable[[bool], None]
 ) -> None:
     def tasks(condition: str, enabled: bool) -> int:
@@ -92,13 +92,13 @@ def test_fewer_tasks_and_fewer_rows_come_out_of_the_source(
     assert read_offsets(frame.where(late), pushdown, True) == 17
 
 
-def test_a_frame_that_is_used_with_several_filters_has_all_rows(
-    spark: SparkSession, mesh: LocalCluster, new_topic: Callable[..., str], send: Callable[..., None]
+def test_frame_with_several_filters_returns_all_rows_of_each(
+    spark: SparkSession, cluster: LocalCluster, new_topic: Callable[..., str], send: Callable[..., None]
 ) -> None:
     topic = new_topic()
     send(topic, 100)
     assert spark.conf.get(SETTING) == "true"
-    source = spark.read.format("kipmesh").option("kafka.bootstrap.servers", mesh.bootstrap)
+    source = spark.read.format("kipmesh").option("kafka.bootstrap.servers", cluster.bootstrap)
     frame = source.option("subscribe", topic).load()
     assert frame.where("partition = 1").count() == 50
     assert frame.count() == 100
@@ -107,7 +107,7 @@ def test_a_frame_that_is_used_with_several_filters_has_all_rows(
 
 
 def read_offsets(frame: DataFrame, pushdown: Callable[[bool], None], enabled: bool) -> int:
-    """How many rows the scan gave, before Spark's own filters, by Spark's own metric."""
+    """Return the number of rows of the scan before Spark's filters, by Spark's metric."""
     pushdown(enabled)
     execution = frame.select("offset")._jdf.queryExecution()
     execution.executedPlan().executeCollect()

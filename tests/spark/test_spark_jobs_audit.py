@@ -1,4 +1,4 @@
-"""The audit over the files of a mesh: nothing on what the mesh wrote, and each damage done to a copy by name."""
+"""The audit job: no findings on the files of a cluster, and a finding for each kind of damage in a copy."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ COMPACTED = {"cleanup.policy": "compact", "segment.bytes": "8000", "min.cleanabl
 
 @pytest.fixture(scope="module")
 def written(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data folders of a mesh that was stopped: a topic, a compacted one, snapshots of many topics."""
-    folder = tmp_path_factory.mktemp("mesh")
-    with LocalCluster(mode="single", dir=folder, config=CONFIG) as mesh:
-        with AdminClient(mesh.bootstrap) as admin:
+    """Data directories of a stopped cluster with a topic, a compacted topic, and snapshots of many topics."""
+    directory = tmp_path_factory.mktemp("cluster")
+    with LocalCluster(mode="single", dir=directory, config=CONFIG) as cluster:
+        with AdminClient(cluster.bootstrap) as admin:
             admin.create_topics(
                 [NewTopic("flights", 2, 3, {"segment.bytes": "8000"}), NewTopic("keys", 1, 3, COMPACTED)]
             )
-            with Producer(mesh.bootstrap) as producer:
+            with Producer(cluster.bootstrap) as producer:
                 for i in range(RECORDS):
                     producer.send("flights", b"flight %d" % i * 3, key=b"k%d" % i, partition=i % 2)
                     producer.send("keys", b"value %d" % i * 3, key=b"k%d" % (i % 50), partition=0)
@@ -47,19 +47,19 @@ def written(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pa
                         producer.flush()
                 producer.flush()
             admin.create_topics([NewTopic(f"topic-{i}", 1, 3, {}) for i in range(20)])
-        wait_for(lambda: len(list(folder.rglob("*.checkpoint"))) >= 3 and cleaned(folder) == 3)
-    return folder
+        wait_for(lambda: len(list(directory.rglob("*.checkpoint"))) >= 3 and cleaned_replicas(directory) == 3)
+    return directory
 
 
-def wait_for(there: Callable[[], bool]) -> None:
+def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
-    while not there() and time.monotonic() < deadline:
+    while not condition() and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert there()
+    assert condition()
 
 
-def cleaned(folder: Path) -> int:
-    files = [path for path in folder.rglob(checkpoint.CLEANER_CHECKPOINT) if "keys" in path.read_text()]
+def cleaned_replicas(directory: Path) -> int:
+    files = [path for path in directory.rglob(checkpoint.CLEANER_CHECKPOINT) if "keys" in path.read_text()]
     return len(files)
 
 
@@ -105,7 +105,7 @@ def test_audit_of_an_undamaged_cluster_passes(spark: SparkSession, written: Path
     assert of_leader.selectExpr("sum(record_count)").collect()[0][0] == RECORDS
 
 
-def test_a_flipped_bit_is_found_and_named(spark: SparkSession, replicas: Path, tmp_path: Path) -> None:
+def test_audit_locates_a_flipped_bit(spark: SparkSession, replicas: Path, tmp_path: Path) -> None:
     rng = random.Random(20_260)
     path = rng.choice(segments(replicas, "follower-2", "flights-1"))
     data = bytearray(path.read_bytes())
@@ -117,56 +117,62 @@ def test_a_flipped_bit_is_found_and_named(spark: SparkSession, replicas: Path, t
     assert outcome.summary["findings"] == {"divergence": 2, "crc": 1}
     first = outcome.summary["first_divergence"]
     assert (first["topic"], first["partition"], first["offset"]) == ("flights", 1, header.base_offset)
-    there = {one["replica"]: one for one in first["replicas"]}
-    assert there.keys() == {"leader-1", "follower-1", "follower-2"}
-    assert there["leader-1"]["digest"] == there["follower-1"]["digest"] != there["follower-2"]["digest"]
-    assert (there["follower-2"]["file"], there["follower-2"]["position"]) == (str(path), position)
-    assert there["follower-2"]["crc_ok"] is False
-    crc = next(one for one in outcome.summary["first_findings"] if one["kind"] == "crc")
+    replicas_at_offset = {replica["replica"]: replica for replica in first["replicas"]}
+    assert replicas_at_offset.keys() == {"leader-1", "follower-1", "follower-2"}
+    leader, sound, damaged = (replicas_at_offset[name] for name in ("leader-1", "follower-1", "follower-2"))
+    assert leader["digest"] == sound["digest"] != damaged["digest"]
+    assert (damaged["file"], damaged["position"]) == (str(path), position)
+    assert damaged["crc_ok"] is False
+    crc = next(finding for finding in outcome.summary["first_findings"] if finding["kind"] == "crc")
     assert (crc["replica"], crc["file"], crc["position"]) == ("follower-2", str(path), position)
     assert f"at offset {header.base_offset}" in outcome.lines[-1]
     assert str(path) in str(outcome.page)
 
 
-def test_every_other_damage_is_found_by_its_kind(spark: SparkSession, replicas: Path, tmp_path: Path) -> None:
-    # A leader epoch that no CRC covers, in a compacted log: records are compared there, and they are the same.
+def test_audit_reports_each_kind_of_damage(spark: SparkSession, replicas: Path, tmp_path: Path) -> None:
+    # A changed leader epoch, which no CRC covers, in a compacted log: the audit compares its records, which are equal.
     kept = segments(replicas, "follower-1", "keys-0")[-1]
     last = bytearray(kept.read_bytes())
     last[15] ^= 1
     kept.write_bytes(last)
-    # A segment from the middle is gone; the tail of another log is torn; one ends below its own high watermark.
-    _, gone, _, *_ = segments(replicas, "follower-1", "flights-0")
-    gone.unlink()
+    # A missing segment in the middle, a torn tail of another log, and a log that ends below its high watermark.
+    _, removed, _, *_ = segments(replicas, "follower-1", "flights-0")
+    removed.unlink()
     torn = segments(replicas, "leader-1", "flights-1")[-1]
     torn.write_bytes(torn.read_bytes() + torn.read_bytes()[:40])
     short = segments(replicas, "follower-2", "flights-1")[-1]
     *_, (end, _) = record_batch.iterate(short.read_bytes())
     short.write_bytes(short.read_bytes()[:end])
-    # A log's folder is gone; a checkpoint cannot be read.
+    # A missing log directory and an unreadable checkpoint.
     shutil.rmtree(replicas / "follower-2" / "data" / "flights-0")
     (replicas / "leader-1" / "data" / checkpoint.LOG_START_CHECKPOINT).write_text("zero")
-    # A snapshot has a flipped bit, and two others have other records under its id: brokers need not have made the same.
-    folders = [next((replicas / node).rglob("__cluster_metadata-0")) for node in NODES[:3]]
-    newest = max((path for folder in folders for path in folder.glob("*.checkpoint")), key=lambda path: path.name)
+    # A snapshot with a flipped bit, and two snapshots with other records under its id (brokers may skip snapshots).
+    directories = [next((replicas / node).rglob("__cluster_metadata-0")) for node in NODES[:3]]
+    newest = max(
+        (path for directory in directories for path in directory.glob("*.checkpoint")), key=lambda path: path.name
+    )
     flip(newest)
     parsed = parse_file_name(newest.name)
     assert parsed is not None
-    for value, folder in zip((b"one", b"two"), (one for one in folders if one != newest.parent), strict=True):
-        rewrite(folder / newest.name, parsed.snapshot_id, value)
+    others = (directory for directory in directories if directory != newest.parent)
+    for value, directory in zip((b"one", b"two"), others, strict=True):
+        rewrite(directory / newest.name, parsed.snapshot_id, value)
     outcome = audit(spark, replicas, tmp_path / "out")
     found = outcome.summary["findings"]
     assert not outcome.passed
     expected = {"divergence", "gap", "torn", "short_log", "missing_log", "bad_checkpoint", "snapshot_corrupt"}
     assert expected | {"snapshot_differs"} <= found.keys()
-    gap = next(one for one in outcome.summary["first_findings"] if one["kind"] == "gap")
+    gap = next(finding for finding in outcome.summary["first_findings"] if finding["kind"] == "gap")
     assert (gap["replica"], gap["topic"], gap["partition"], gap["offset"]) == (
         "follower-1",
         "flights",
         0,
-        int(gone.stem),
+        int(removed.stem),
     )
-    assert outcome.summary["first_divergence"]["offset"] == int(gone.stem)
-    lacking = [one["replica"] for one in outcome.summary["first_divergence"]["replicas"] if one["file"] is None]
+    assert outcome.summary["first_divergence"]["offset"] == int(removed.stem)
+    lacking = [
+        replica["replica"] for replica in outcome.summary["first_divergence"]["replicas"] if replica["file"] is None
+    ]
     assert lacking == ["follower-1"]
 
 
@@ -185,8 +191,10 @@ def rewrite(path: Path, snapshot_id: SnapshotId, value: bytes) -> None:
     writer.freeze()
 
 
-def test_what_is_not_committed_may_differ(spark: SparkSession, replicas: Path, tmp_path: Path) -> None:
-    # What a leader of an older epoch had and nobody else took, and what came at its offset in the next epoch.
+def test_uncommitted_batches_of_different_epochs_may_differ(
+    spark: SparkSession, replicas: Path, tmp_path: Path
+) -> None:
+    # An unreplicated batch of an older epoch, and a batch of the next epoch at the same offset.
     for node, epoch, value in (("leader-1", 40, b"old"), ("follower-1", 41, b"new")):
         last = segments(replicas, node, "flights-0")[-1]
         batch = record_batch.build([(b"k", value)], base_offset=750, leader_epoch=epoch, timestamp_ms=1)
@@ -194,7 +202,7 @@ def test_what_is_not_committed_may_differ(spark: SparkSession, replicas: Path, t
     outcome = audit(spark, replicas, tmp_path / "out", topics=["flights"])
     assert outcome.passed
     assert outcome.summary["findings"] == {"uncommitted": 1}
-    # The same epoch gives an offset out once: then it is a divergence, whatever the high watermark is.
+    # Two batches of one epoch at the same offset are a divergence, whatever the high watermark is.
     for node, value in (("leader-1", b"one"), ("follower-1", b"two")):
         last = segments(replicas, node, "flights-1")[-1]
         batch = record_batch.build([(b"k", value)], base_offset=750, leader_epoch=50, timestamp_ms=1)

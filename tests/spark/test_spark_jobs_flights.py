@@ -1,4 +1,4 @@
-"""The job flights on a live mesh and a small sample, against a plain walk; what is no flight, one by one."""
+"""The flights job: results of a small sample against a sequential computation, and reasons of dead letters."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ GOOD = (
 )
 
 
-def job_run(spark: SparkSession, folder: Path) -> JobRun:
-    made = JobRun("flights", Settings(folder, as_json=True))
-    made.directory.begin()
-    made.use(spark)
-    return made
+def job_run(spark: SparkSession, directory: Path) -> JobRun:
+    job = JobRun("flights", Settings(directory, as_json=True))
+    job.directory.begin()
+    job.use(spark)
+    return job
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def job_run(spark: SparkSession, folder: Path) -> JobRun:
         (GOOD.replace('"minute":15', '"minute":75'), "minute is not 0 to 59"),
     ],
 )
-def test_each_value_that_is_no_flight_has_its_reason(
+def test_invalid_value_becomes_a_dead_letter_with_a_reason(
     spark: SparkSession, value: str | bytes | None, reason: str
 ) -> None:
     data = value.encode() if isinstance(value, str) else value
@@ -74,11 +74,13 @@ def test_each_value_that_is_no_flight_has_its_reason(
     assert values.flights(parsed).count() == 0
 
 
-def test_a_sample_is_what_a_walk_batch_by_batch_says(spark: SparkSession, mesh: LocalCluster, tmp_path: Path) -> None:
+def test_flights_job_equals_a_sequential_computation(
+    spark: SparkSession, cluster: LocalCluster, tmp_path: Path
+) -> None:
     year = dataset.load_flights(dataset.find_directory(), limit=1200)
-    feed.produce(mesh.bootstrap, "flights-sample", feed.encoded(year, 40, 12), lambda _records: None, {})
+    feed.produce(cluster.bootstrap, "flights-sample", feed.encoded(year, 40, 12), lambda _records: None, {})
     options = Options(
-        mesh.bootstrap, "flights-sample", watermark="30 minutes", gap="4 hours", max_offsets=RECORDS_PER_BATCH
+        cluster.bootstrap, "flights-sample", watermark="30 minutes", gap="4 hours", max_offsets=RECORDS_PER_BATCH
     )
     outcome = run(job_run(spark, tmp_path), options)
     summary, parquet = outcome.summary, tmp_path / "work" / "parquet"
@@ -94,9 +96,11 @@ def test_a_sample_is_what_a_walk_batch_by_batch_says(spark: SparkSession, mesh: 
 
     flights, late, windows, rotations = map(table, ("flights", "late", "windows", "rotations"))
     assert set(late["stream"]) == {"windows", "rotations"}
-    places = {name: set(zip(rows["partition"], rows["offset"], strict=True)) for name, rows in late.groupby("stream")}
-    check_windows(windows, flights, places["windows"])
-    check_rotations(rotations, flights[flights["tailnum"].notna()], places["rotations"])
+    positions = {
+        name: set(zip(rows["partition"], rows["offset"], strict=True)) for name, rows in late.groupby("stream")
+    }
+    check_windows(windows, flights, positions["windows"])
+    check_rotations(rotations, flights[flights["tailnum"].notna()], positions["rotations"])
     check_joins(flights)
     check_tables({name: table(name) for name in TABLES}, flights, rotations)
     assert isinstance(outcome.page, Page)
@@ -106,9 +110,10 @@ def test_a_sample_is_what_a_walk_batch_by_batch_says(spark: SparkSession, mesh: 
 
 
 def batches(flights: pd.DataFrame) -> Iterator[tuple[list[Any], pd.Timestamp, pd.Timestamp]]:
-    """Rows of each micro-batch, the watermark that they are late by, and the one that closes what is open after them.
+    """Yield rows of each micro-batch, the watermark for late rows, and the watermark that closes windows after it.
 
-    The first is the second of the batch before, and that the latest departure of all batches before less the delay.
+    The closing watermark is the latest event time of all previous batches minus the delay. The watermark for late rows
+    is the closing watermark of the previous batch.
     """
     latest = late_by = pd.Timestamp(0)
     for number in range(flights["batch"].max() + 1):
@@ -119,7 +124,7 @@ def batches(flights: pd.DataFrame) -> Iterator[tuple[list[Any], pd.Timestamp, pd
 
 
 def check_windows(windows: pd.DataFrame, flights: pd.DataFrame, late: set[tuple[int, int]]) -> None:
-    """By hour and airport, the plain way."""
+    """Compare windows with a sequential aggregation by hour and airport."""
     hour = pd.Timedelta(hours=1)
     plain: dict[Any, list[Any]] = {}
     for rows, late_by, _ in batches(flights):
@@ -147,12 +152,12 @@ def check_windows(windows: pd.DataFrame, flights: pd.DataFrame, late: set[tuple[
 
 
 def check_joins(flights: pd.DataFrame) -> None:
-    """Each flight with the weather, aircraft and airport of the CSV, or with none."""
-    folder = dataset.find_directory()
-    weather = dataset.load_weather(folder)
+    """Compare joined weather, aircraft and airports with the CSV files."""
+    directory = dataset.find_directory()
+    weather = dataset.load_weather(directory)
     temperature = {(row.origin, pd.Timestamp(row.time_hour)): row.temp for row in weather.itertuples()}
-    seats = dict(dataset.load_table(folder, "planes")[["tailnum", "seats"]].itertuples(index=False))
-    names = dict(dataset.load_table(folder, "airports")[["faa", "name"]].itertuples(index=False))
+    seats = dict(dataset.load_table(directory, "planes")[["tailnum", "seats"]].itertuples(index=False))
+    names = dict(dataset.load_table(directory, "airports")[["faa", "name"]].itertuples(index=False))
     for row in flights.itertuples():
         expected = temperature.get((row.origin, row.time_hour.tz_localize("UTC")))
         assert (pd.isna(row.temp) and (expected is None or pd.isna(expected))) or row.temp == expected
@@ -161,7 +166,7 @@ def check_joins(flights: pd.DataFrame) -> None:
 
 
 def check_rotations(rotations: pd.DataFrame, flights: pd.DataFrame, late: set[tuple[int, int]]) -> None:
-    """Each open rotation is a list of legs; a leg joins all that it is within a gap of; what is closed stays so."""
+    """Compare rotations with a sequential computation, in which a leg joins all open rotations within the gap."""
     still_open: dict[str, list[list[Any]]] = {}
     closed: list[list[Any]] = []
 
@@ -201,7 +206,7 @@ def check_rotations(rotations: pd.DataFrame, flights: pd.DataFrame, late: set[tu
 
 
 def check_tables(tables: dict[str, pd.DataFrame], flights: pd.DataFrame, rotations: pd.DataFrame) -> None:
-    """Each group's flights and delays; an unknown wind or age is a group of its own and not the greatest."""
+    """Compare flights and delays of each group. Unknown wind or age is a separate group."""
 
     def floored(value: float, width: int, top: int) -> float | None:
         return None if pd.isna(value) else min(value // width * width, top)
@@ -243,10 +248,10 @@ def check_tables(tables: dict[str, pd.DataFrame], flights: pd.DataFrame, rotatio
     }
 
 
-def test_a_topic_that_is_not_there_or_has_no_flights_is_one_clear_line(
-    spark: SparkSession, mesh: LocalCluster, new_topic: Callable[..., str], tmp_path: Path
+def test_flights_job_reports_an_unknown_or_empty_topic(
+    spark: SparkSession, cluster: LocalCluster, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     with pytest.raises(JobError, match="nowhere"):
-        run(job_run(spark, tmp_path / "a"), Options(mesh.bootstrap, "nowhere"))
+        run(job_run(spark, tmp_path / "a"), Options(cluster.bootstrap, "nowhere"))
     with pytest.raises(JobError, match="has no records"):
-        run(job_run(spark, tmp_path / "b"), Options(mesh.bootstrap, new_topic()))
+        run(job_run(spark, tmp_path / "b"), Options(cluster.bootstrap, new_topic()))

@@ -1,4 +1,4 @@
-"""The job kip-report: on a made trace against plain sums, and on a live mesh against the brokers' own metrics."""
+"""The kip-report job: a generated trace against simple sums, and a trace of a cluster against its metrics."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ HOUR = 3_600_000
 BASE = 1_772_359_200_000
 
 
-def job_run(spark: SparkSession, folder: Path) -> JobRun:
-    made = JobRun("kip-report", Settings(folder, as_json=True))
-    made.directory.begin()
-    made.use(spark)
-    return made
+def job_run(spark: SparkSession, directory: Path) -> JobRun:
+    job = JobRun("kip-report", Settings(directory, as_json=True))
+    job.directory.begin()
+    job.use(spark)
+    return job
 
 
-# --- a made trace
+# --- a generated trace
 
 
-def made_entry(rng: random.Random) -> dict[str, Any]:
+def random_entry(rng: random.Random) -> dict[str, Any]:
     common = {
         "v": 1,
         "ts": BASE + rng.randrange(3 * HOUR),
@@ -72,17 +72,17 @@ def made_entry(rng: random.Random) -> dict[str, Any]:
     return fetch
 
 
-def plain_sums(entries: list[dict[str, Any]]) -> dict[str, float]:
-    """The dumb way."""
+def simple_sums(entries: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the expected sums by a loop over the entries."""
     sums: dict[str, float] = defaultdict(float)
     for entry in entries:
         weight = 1 / entry["sample"]
         match entry["kind"]:
             case "fetch":
-                who = "followers" if entry["replica"] >= 0 else "consumers"
+                reader = "followers" if entry["replica"] >= 0 else "consumers"
                 sums["fetches"] += weight
                 sums["incremental_fetches"] += weight * (entry["fetch"] == "incremental")
-                sums[f"{who}_saved_bytes"] += weight * (entry["saved_request_bytes"] + entry["saved_response_bytes"])
+                sums[f"{reader}_saved_bytes"] += weight * (entry["saved_request_bytes"] + entry["saved_response_bytes"])
                 sums["fetched_record_bytes"] += weight * entry["record_bytes"]
                 if entry["replica"] < 0:
                     for role in ("leader", "follower"):
@@ -99,32 +99,47 @@ def plain_sums(entries: list[dict[str, Any]]) -> dict[str, float]:
     return sums
 
 
-def test_a_made_trace_adds_up_to_plain_sums(
-    spark: SparkSession, mesh: LocalCluster, new_topic: Callable[..., str], tmp_path: Path
+def test_report_of_a_generated_trace_equals_simple_sums(
+    spark: SparkSession, cluster: LocalCluster, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     from kipmesh.client.sync import Producer
 
     rng = random.Random(5)
-    entries = [made_entry(rng) for _ in range(3000)]
-    shot = {"v": 1, "kind": "snapshot", "ts": BASE + 5, "broker": 1, "started": BASE, "sample": 1.0, "event": "made"}
-    shot |= {"end_offset": 500, "records": 20, "bytes": 900, "took_ms": 3, "replay_records": 500, "replay_bytes": 9000}
-    shot |= {"replay_bytes_exact": True, "snapshot_epoch": 1}
+    entries = [random_entry(rng) for _ in range(3000)]
+    snapshot = {
+        "v": 1,
+        "kind": "snapshot",
+        "ts": BASE + 5,
+        "broker": 1,
+        "started": BASE,
+        "sample": 1.0,
+        "event": "made",
+    }
+    snapshot |= {
+        "end_offset": 500,
+        "records": 20,
+        "bytes": 900,
+        "took_ms": 3,
+        "replay_records": 500,
+        "replay_bytes": 9000,
+    }
+    snapshot |= {"replay_bytes_exact": True, "snapshot_epoch": 1}
     status = {"v": 1, "kind": "status", "ts": BASE, "broker": 1, "started": BASE, "sample": 1.0}
-    said = [
+    statuses = [
         status | {"sampled": {"fetch": 9}, "dropped": {"rate": 0, "queue": 0, "write": 0}, "own": {}},
         status | {"sampled": {"fetch": 90, "metadata": 10}, "dropped": {"rate": 3, "queue": 4, "write": 0}, "own": {}},
     ]
     bad = [b"\xff\xfe", b"{", b'{"kind":"other","ts":1,"broker":1,"sample":1}', b'{"kind":"fetch"}', None]
     bad.append(b'{"kind":"fetch","ts":1,"broker":1,"sample":0}')
     topic = new_topic(2)
-    with Producer(mesh.bootstrap) as producer:
-        for number, one in enumerate([*entries, shot, *said]):
-            producer.send(topic, json.dumps(one).encode(), partition=number % 2)
+    with Producer(cluster.bootstrap) as producer:
+        for number, entry in enumerate([*entries, snapshot, *statuses]):
+            producer.send(topic, json.dumps(entry).encode(), partition=number % 2)
         for value in bad:
             producer.send(topic, value, partition=0)
         producer.flush()
-    outcome = run(job_run(spark, tmp_path), Options(mesh.bootstrap, topic))
-    for name, total in plain_sums(entries).items():
+    outcome = run(job_run(spark, tmp_path), Options(cluster.bootstrap, topic))
+    for name, total in simple_sums(entries).items():
         assert outcome.summary[name] == round(total), name
     assert outcome.summary["dead_letters"] == len(bad)
     assert outcome.summary["entries"] == len(entries) + 1
@@ -135,8 +150,8 @@ def test_a_made_trace_adds_up_to_plain_sums(
     assert len(by_both) == 12
     for row in by_both:
         begin = int(row["time"].timestamp() * 1000) if row["time"].tzinfo else _utc_ms(row["time"])
-        mine = [e for e in entries if e["client"] == row["client"] and e["ts"] // HOUR * HOUR == begin]
-        for name, total in plain_sums(mine).items():
+        matching = [e for e in entries if e["client"] == row["client"] and e["ts"] // HOUR * HOUR == begin]
+        for name, total in simple_sums(matching).items():
             assert row[name] == round(total), (row["client"], row["time"], name)
     dead = spark.read.parquet(str(tmp_path / "work" / "parquet" / "dead_letters")).collect()
     assert {row["reason"] for row in dead} == {
@@ -148,16 +163,16 @@ def test_a_made_trace_adds_up_to_plain_sums(
     assert {row["topic"] for row in dead} == {topic}
 
 
-def test_counts_of_a_broker_that_had_started_before_are_those_of_the_time_that_is_asked_for(
+def test_status_counts_of_a_running_broker_are_limited_to_the_requested_time(
     spark: SparkSession,
 ) -> None:
     from kipmesh_jobs.kip_report import tables
 
-    def said(started: int, ts: int, sampled: int, queue: int) -> dict[str, Any]:
+    def status(started: int, ts: int, sampled: int, queue: int) -> dict[str, Any]:
         counts = {"sampled": {"fetch": sampled}, "dropped": {"rate": 0, "queue": queue, "write": 1}}
         return {"kind": "status", "ts": ts, "broker": 1, "started": started, "sample": 1.0, **counts}
 
-    lines = [said(BASE, BASE + 10, 70, 2), said(BASE, BASE + 20, 100, 5), said(BASE + 12, BASE + 30, 9, 3)]
+    lines = [status(BASE, BASE + 10, 70, 2), status(BASE, BASE + 20, 100, 5), status(BASE + 12, BASE + 30, 9, 3)]
     entries = spark.createDataFrame([(None, json.dumps(line).encode()) for line in lines], "topic STRING, value BINARY")
     entries = entries.selectExpr("topic", "0 AS partition", "0L AS offset", "value")
     rows = {}
@@ -168,7 +183,7 @@ def test_counts_of_a_broker_that_had_started_before_are_those_of_the_time_that_i
     assert rows == {None: [(100, 5, 1), (9, 3, 1)], BASE + 10: [(30, 3, 0), (9, 3, 1)]}
 
 
-def test_a_table_is_collected_up_to_a_limit(spark: SparkSession) -> None:
+def test_collected_table_is_cut_at_the_row_limit(spark: SparkSession) -> None:
     from kipmesh_jobs.kip_report import tables
 
     for count in (3, 4):
@@ -183,22 +198,22 @@ def _utc_ms(naive: Any) -> int:
     return int(naive.astimezone(UTC).timestamp() * 1000)
 
 
-def test_a_topic_without_a_trace_is_one_clear_line(
-    spark: SparkSession, mesh: LocalCluster, new_topic: Callable[..., str], send: Callable[..., None], tmp_path: Path
+def test_report_explains_a_topic_without_a_trace(
+    spark: SparkSession, cluster: LocalCluster, new_topic: Callable[..., str], send: Callable[..., None], tmp_path: Path
 ) -> None:
     with pytest.raises(JobError, match=r"no trace entries; set mesh\.trace\.sample"):
-        run(job_run(spark, tmp_path / "a"), Options(mesh.bootstrap, new_topic()))
+        run(job_run(spark, tmp_path / "a"), Options(cluster.bootstrap, new_topic()))
     topic = new_topic()
     send(topic, 3)
     with pytest.raises(JobError, match="only 3 other values"):
-        run(job_run(spark, tmp_path / "b"), Options(mesh.bootstrap, topic))
+        run(job_run(spark, tmp_path / "b"), Options(cluster.bootstrap, topic))
     with pytest.raises(JobError, match="nowhere"):
-        run(job_run(spark, tmp_path / "c"), Options(mesh.bootstrap, "nowhere"))
+        run(job_run(spark, tmp_path / "c"), Options(cluster.bootstrap, "nowhere"))
 
 
-# --- a live mesh
+# --- the trace of a cluster
 
-LIVE = {
+TRACING = {
     "mesh.trace.sample": 1,
     "mesh.trace.rate.max": 1_000_000,
     "mesh.trace.flush.interval.ms": 100,
@@ -210,12 +225,12 @@ LIVE = {
 
 @pytest.fixture
 def traced(spark: SparkSession) -> Iterator[LocalCluster]:
-    with LocalCluster(mode="single", config=LIVE) as cluster:
+    with LocalCluster(mode="single", config=TRACING) as cluster:
         yield cluster
 
 
 def total(cluster: LocalCluster, node: str, name: str, **labels: str) -> float:
-    """The sum of a broker's counters of that name with these labels."""
+    """Return the sum of a broker's counters with this name and these labels."""
     assert isinstance(cluster._running, SingleCluster)
     registry = cluster._running.node_object(node).registry
     found = [
@@ -228,8 +243,8 @@ def total(cluster: LocalCluster, node: str, name: str, **labels: str) -> float:
     return float(sum(found))
 
 
-def until_written(cluster: LocalCluster, node: str) -> None:
-    """Until what this broker has sampled by now is in the topic."""
+def wait_written(cluster: LocalCluster, node: str) -> None:
+    """Wait until all entries sampled so far are in the topic."""
     sampled = total(cluster, node, "kipmesh_broker_trace_sampled_total")
     deadline = time.monotonic() + 120
     while total(cluster, node, "kipmesh_broker_trace_written_total") < sampled:
@@ -248,7 +263,9 @@ def read_all(cluster: LocalCluster, client: str, rack: str, topic: str, count: i
             seen += len(consumer.poll(5000))
 
 
-def test_a_live_trace_is_what_the_brokers_count(spark: SparkSession, traced: LocalCluster, tmp_path: Path) -> None:
+def test_report_of_a_cluster_trace_equals_broker_metrics(
+    spark: SparkSession, traced: LocalCluster, tmp_path: Path
+) -> None:
     from kipmesh.client import NewTopic
     from kipmesh.client.sync import AdminClient, Producer
 
@@ -272,11 +289,11 @@ def test_a_live_trace_is_what_the_brokers_count(spark: SparkSession, traced: Loc
         for rack in ("same", "cross", "unknown")
     }
     for name in followers:
-        until_written(traced, name)
-    # Followers fetch for ever: without them the leader's numbers stand still.
+        wait_written(traced, name)
+    # Stop the followers, whose fetches would keep changing the leader's counters.
     for name in followers:
         traced.stop(name)
-    until_written(traced, "leader-1")
+    wait_written(traced, "leader-1")
     saved = total(traced, "leader-1", "kipmesh_broker_fetch_session_saved_bytes_total")
     saved -= total(traced, "leader-1", "kipmesh_broker_trace_own_saved_bytes_total")
     fetches = total(traced, "leader-1", "kipmesh_broker_fetches_total")
@@ -285,7 +302,7 @@ def test_a_live_trace_is_what_the_brokers_count(spark: SparkSession, traced: Loc
     summary = outcome.summary
     for (role, rack), counted in served.items():
         assert summary[f"{rack}_rack_{role}_bytes"] == counted, (rack, role)
-    # Two of the three racks are followers': what was read there would have come from the leader's.
+    # Reads from followers in two racks would have crossed racks to the leader otherwise.
     assert summary["saved_cross_rack_bytes"] == summary["same_rack_follower_bytes"] > 0
     assert summary["cross_rack_bytes"] > 0
     assert summary["produced_records"] == 2000
@@ -299,6 +316,6 @@ def test_a_live_trace_is_what_the_brokers_count(spark: SparkSession, traced: Loc
     assert row is not None
     assert row[0] == saved > 0
     assert row[2] == fetches > 0
-    made = entries.where("kind = 'snapshot' AND event = 'made'").count()
-    assert made == summary["snapshots"]["made"]["count"] > 0
+    snapshots = entries.where("kind = 'snapshot' AND event = 'made'").count()
+    assert snapshots == summary["snapshots"]["made"]["count"] > 0
     assert "writer" in {client.client for client in entries.select("client").distinct().collect()}

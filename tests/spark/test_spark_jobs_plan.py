@@ -1,4 +1,4 @@
-"""A small plan on Spark: the figures of the proposals come out, and samples are those that one process computes."""
+"""A small plan on Spark: figures of the proposals, and samples equal to those of a single process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 SMALL = Options(brokers=12, topics=120, topic_partitions=5, producers=1_000, batches_per_s=2_000.0, slots=40, runs=1)
 
 
-def test_a_plan_on_spark_is_the_plan(spark: SparkSession, tmp_path: Path) -> None:
+def test_plan_on_spark_equals_the_simulation_in_one_process(spark: SparkSession, tmp_path: Path) -> None:
     job = JobRun("plan", Settings(tmp_path, as_json=True))
     job.use(spark)
     job.directory.begin()
@@ -24,8 +24,8 @@ def test_a_plan_on_spark_is_the_plan(spark: SparkSession, tmp_path: Path) -> Non
     assert outcome.summary["passed"]
     written = {(row.part, row.case, row.run, row.metric): row.value for row in rows(spark, job, "samples")}
     assert {(part, case) for part, case, _, _ in written} == {(part, case) for part in CASES for case in CASES[part]}
-    tasks = [one for one in all_tasks(SMALL.sizes(), SMALL.runs, SMALL.seed) if one.part == "fetches"]
-    for sample in [one for task in tasks for one in simulate(task)]:
+    tasks = [task for task in all_tasks(SMALL.sizes(), SMALL.runs, SMALL.seed) if task.part == "fetches"]
+    for sample in [sample for task in tasks for sample in simulate(task)]:
         assert written[sample[:4]] == sample.value
     figures = rows(spark, job, "figures")
     assert len(figures) == len(outcome.summary["figures"])

@@ -1,4 +1,4 @@
-"""The short form of `make bench-spark-kills`: SIGKILL to a streaming query and to brokers."""
+"""A short run of `make bench-spark-kills`: SIGKILL to a streaming query and to brokers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from kipmesh.spark.java import find_java
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(1500)]
 
 
-def test_a_killed_query_writes_everything_once(tmp_path: Path) -> None:
+def test_killed_query_writes_each_record_once(tmp_path: Path) -> None:
     if find_java() is None:
-        pytest.skip("Spark needs Java 17 or newer, and there is none here")
-    # A retention that no slow machine meets; the benchmark has a short one.
+        pytest.skip("Spark needs Java 17 or newer")
+    # Longer retention than in the benchmark, so that no record expires on a slow machine.
     figures = spark_kills.run(2, 1, 3600, tmp_path)
     assert figures["problems"] == []
     assert figures["records"] > 1000

@@ -1,4 +1,4 @@
-"""Several streaming queries of one Spark that start at the same time."""
+"""Streaming queries of one Spark session that start concurrently."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ QUERIES = 3
 
 
 def shared_variables(spark: SparkSession) -> Any:
-    """The map of environment variables that all queries of the source share."""
+    """Return the map of environment variables that all queries of the source share."""
     session: Any = spark._jsparkSession
     return session.sessionState().dataSourceManager().lookupDataSource("kipmesh").dataSourceCls().envVars()
 
 
-@pytest.mark.parametrize("own_session", [False, True], ids=["registered", "found by Spark"])
-def test_queries_that_start_side_by_side_share_a_map_that_does_not_grow(
-    own_session: bool,
+@pytest.mark.parametrize("new_session", [False, True], ids=["registered-source", "source-found-by-spark"])
+def test_concurrent_queries_do_not_change_the_shared_environment(
+    new_session: bool,
     spark: SparkSession,
-    mesh: LocalCluster,
+    cluster: LocalCluster,
     new_topic: Callable[..., str],
     send: Callable[..., None],
     tmp_path: Path,
 ) -> None:
-    session = spark.newSession() if own_session else spark
+    session = spark.newSession() if new_session else spark
     topic = new_topic()
     send(topic, 100)
     keys = set(shared_variables(session))
-    reader = session.readStream.format("kipmesh").option("kafka.bootstrap.servers", mesh.bootstrap)
+    reader = session.readStream.format("kipmesh").option("kafka.bootstrap.servers", cluster.bootstrap)
     frame = reader.option("subscribe", topic).option("startingOffsets", "earliest").load()
     queries: list[StreamingQuery] = []
 
@@ -53,10 +53,10 @@ def test_queries_that_start_side_by_side_share_a_map_that_does_not_grow(
     for thread in threads:
         thread.join()
     for query in queries:
-        assert query.awaitTermination(240), "it took too long"
+        assert query.awaitTermination(240), "the query did not end in time"
         assert query.exception() is None
-        assert sum(each.numInputRows for each in query.recentProgress) == 100
+        assert sum(progress.numInputRows for progress in query.recentProgress) == 100
     assert len(queries) == QUERIES
     variables = shared_variables(session)
-    assert set(variables) == keys  # a key that is added here could be added by two at once
+    assert set(variables) == keys  # concurrent queries could corrupt the map by adding a key
     assert len(variables) == len(keys)

@@ -1,4 +1,4 @@
-"""Streaming reads of a real mesh: each record once across restarts, limits, new partitions, data loss."""
+"""Streaming reads: restarts, limits, new partitions, deleted topics and data loss."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ Run = Callable[..., "StreamingQuery"]
 
 
 @pytest.fixture
-def run(spark: SparkSession, mesh: LocalCluster, tmp_path: Path) -> Run:
-    """Runs a query to the end of its topic: into tmp_path/out, with the checkpoint in tmp_path/checkpoint."""
+def run(spark: SparkSession, cluster: LocalCluster, tmp_path: Path) -> Run:
+    """Runs a query to the end of its topic, into tmp_path/out with the checkpoint in tmp_path/checkpoint."""
 
     def start(topic: str, **options: Any) -> StreamingQuery:
-        reader = spark.readStream.format("kipmesh").option("kafka.bootstrap.servers", mesh.bootstrap)
+        reader = spark.readStream.format("kipmesh").option("kafka.bootstrap.servers", cluster.bootstrap)
         for name, value in {"subscribe": topic, "startingOffsets": "earliest", **options}.items():
             reader = reader.option(name, value)
         writer = reader.load().writeStream.format("parquet").option("path", str(tmp_path / "out"))
         query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
-        assert query.awaitTermination(280), "it took too long"
+        assert query.awaitTermination(280), "the query did not end in time"
         return query
 
     return start
@@ -49,7 +49,7 @@ def checkpointed(tmp_path: Path) -> dict[str, Any]:
     return dict(json.loads(newest.read_text().splitlines()[-1]))
 
 
-def test_a_restarted_query_goes_on_where_it_was(
+def test_restarted_query_resumes_from_its_checkpoint(
     spark: SparkSession, run: Run, new_topic: NewTopic, send: Send, tmp_path: Path
 ) -> None:
     topic = new_topic()
@@ -64,7 +64,7 @@ def test_a_restarted_query_goes_on_where_it_was(
     assert written(spark, tmp_path) == list(range(800))
 
 
-def test_a_limit_makes_several_batches(
+def test_max_offsets_per_trigger_limits_each_batch(
     spark: SparkSession, run: Run, new_topic: NewTopic, send: Send, tmp_path: Path
 ) -> None:
     topic = new_topic()
@@ -76,12 +76,12 @@ def test_a_limit_makes_several_batches(
 
 
 def test_new_partitions_are_read_from_their_beginning(
-    mesh: LocalCluster,
+    cluster: LocalCluster,
     spark: SparkSession,
     run: Run,
     new_topic: NewTopic,
     send: Send,
-    all_brokers_know: Callable[[], None],
+    wait_metadata: Callable[[], None],
     tmp_path: Path,
 ) -> None:
     from kipmesh.client.sync import AdminClient
@@ -89,16 +89,16 @@ def test_new_partitions_are_read_from_their_beginning(
     topic = new_topic()
     send(topic, 100)
     run(topic)
-    with AdminClient(mesh.bootstrap) as admin:
+    with AdminClient(cluster.bootstrap) as admin:
         admin.create_partitions({topic: 4})
-    all_brokers_know()
+    wait_metadata()
     send(topic, 100, first=100, partitions=4)
     run(topic)
     assert written(spark, tmp_path) == list(range(200))
 
 
-def test_retention_that_overtakes_a_query_is_data_loss(
-    mesh: LocalCluster, spark: SparkSession, run: Run, new_topic: NewTopic, send: Send, tmp_path: Path
+def test_records_deleted_before_they_are_read_are_data_loss(
+    cluster: LocalCluster, spark: SparkSession, run: Run, new_topic: NewTopic, send: Send, tmp_path: Path
 ) -> None:
     from kipmesh.client.sync import AdminClient
 
@@ -106,7 +106,7 @@ def test_retention_that_overtakes_a_query_is_data_loss(
     send(topic, 100)
     run(topic)
     send(topic, 100, first=100)
-    with AdminClient(mesh.bootstrap) as admin:
+    with AdminClient(cluster.bootstrap) as admin:
         admin.delete_records({(topic, 0): 60})
     with pytest.raises(Exception, match="some data may have been lost"):
         run(topic)
@@ -114,35 +114,35 @@ def test_retention_that_overtakes_a_query_is_data_loss(
     assert written(spark, tmp_path) == [i for i in range(200) if i < 100 or i % 2 or i >= 120]
 
 
-def test_a_subscribed_topic_that_is_deleted_is_named(
-    mesh: LocalCluster, run: Run, new_topic: NewTopic, send: Send, all_brokers_know: Callable[[], None]
+def test_error_names_a_topic_deleted_between_two_runs(
+    cluster: LocalCluster, run: Run, new_topic: NewTopic, send: Send, wait_metadata: Callable[[], None]
 ) -> None:
     from kipmesh.client.sync import AdminClient
 
     topic, other = new_topic(), new_topic()
     send(topic, 10)
     run(f"{topic},{other}")
-    with AdminClient(mesh.bootstrap) as admin:
+    with AdminClient(cluster.bootstrap) as admin:
         admin.delete_topics([other])
-    all_brokers_know()
+    wait_metadata()
     with pytest.raises(Exception, match=f"option subscribe names a topic that does not exist.*{other}"):
         run(f"{topic},{other}")
 
 
-def test_a_topic_that_is_deleted_while_a_query_runs_ends_it_and_is_named(
-    spark: SparkSession, mesh: LocalCluster, new_topic: NewTopic, send: Send, tmp_path: Path
+def test_query_fails_and_names_a_topic_deleted_while_it_runs(
+    spark: SparkSession, cluster: LocalCluster, new_topic: NewTopic, send: Send, tmp_path: Path
 ) -> None:
     from kipmesh.client.sync import AdminClient
 
     topic = new_topic()
     send(topic, 10)
-    reader = spark.readStream.format("kipmesh").option("kafka.bootstrap.servers", mesh.bootstrap)
+    reader = spark.readStream.format("kipmesh").option("kafka.bootstrap.servers", cluster.bootstrap)
     frame = reader.option("subscribe", topic).option("startingOffsets", "earliest").load()
     query = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     try:
         query.processAllAvailable()
         assert query.isActive
-        with AdminClient(mesh.bootstrap) as admin:
+        with AdminClient(cluster.bootstrap) as admin:
             admin.delete_topics([topic])
         with pytest.raises(Exception, match=f"option subscribe names a topic that does not exist.*{topic}"):
             query.awaitTermination(240)
@@ -150,13 +150,13 @@ def test_a_topic_that_is_deleted_while_a_query_runs_ends_it_and_is_named(
         query.stop()
 
 
-def test_a_start_beyond_the_end_names_the_option(run: Run, new_topic: NewTopic, send: Send) -> None:
+def test_error_for_a_starting_offset_beyond_the_end_names_the_option(run: Run, new_topic: NewTopic, send: Send) -> None:
     topic = new_topic()
     send(topic, 10)
     with pytest.raises(Exception, match=f"option startingOffsets is 6 for {topic}-1, which ends at offset 5"):
         run(topic, startingOffsets=f'{{"{topic}":{{"0":5,"1":6}}}}')
 
 
-def test_an_ending_offset_is_refused(run: Run, new_topic: NewTopic) -> None:
+def test_streaming_query_refuses_ending_offsets(run: Run, new_topic: NewTopic) -> None:
     with pytest.raises(Exception, match="option endingOffsets belongs to batch queries"):
         run(new_topic(), endingOffsets="latest")

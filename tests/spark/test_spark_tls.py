@@ -1,4 +1,4 @@
-"""Spark on a mesh under TLS: the connector's option names, for driver and tasks, reading and writing."""
+"""Spark and a cluster with TLS: options for driver and tasks, reads and writes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
-def test_a_batch_is_written_and_read_under_tls(spark: SparkSession) -> None:
-    with LocalCluster(mode="single", tls=True) as mesh:
-        with AdminClient(mesh.bootstrap, **mesh.client_config) as admin:
+def test_batch_is_written_and_read_over_tls(spark: SparkSession) -> None:
+    with LocalCluster(mode="single", tls=True) as cluster:
+        with AdminClient(cluster.bootstrap, **cluster.client_config) as admin:
             admin.create_topics([NewTopic("flights", 3, 3)])
-        where = {"kafka.bootstrap.servers": mesh.bootstrap}
-        secret = {f"kafka.{key}": value for key, value in mesh.client_config.items()}
+        connection = {"kafka.bootstrap.servers": cluster.bootstrap}
+        tls = {f"kafka.{key}": value for key, value in cluster.client_config.items()}
         frame = spark.range(100).selectExpr("cast(id as string) as value")
-        frame.write.format("kipmesh").options(topic="flights", **where, **secret).mode("append").save()
-        rows = spark.read.format("kipmesh").options(subscribe="flights", **where, **secret).load().collect()
+        frame.write.format("kipmesh").options(topic="flights", **connection, **tls).mode("append").save()
+        rows = spark.read.format("kipmesh").options(subscribe="flights", **connection, **tls).load().collect()
         assert sorted(int(row.value) for row in rows) == list(range(100))
         limits = {"kafka.request.timeout.ms": "6000", "kafka.default.api.timeout.ms": "6000"}
-        plaintext = spark.read.format("kipmesh").options(subscribe="flights", **where, **limits).load()
+        plaintext = spark.read.format("kipmesh").options(subscribe="flights", **connection, **limits).load()
         with pytest.raises(Exception, match=r"does it want security\.protocol=SSL\?"):
             plaintext.collect()
