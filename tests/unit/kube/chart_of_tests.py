@@ -1,4 +1,4 @@
-"""The chart as `helm template` renders it, for tests."""
+"""Helpers for tests of the chart: `helm template`, manifests by kind, and label selectors."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def render(*arguments: str, release: str = "mesh", namespace: str = "ns") -> list[Manifest]:
-    done = helm("template", release, str(CHART), "--namespace", namespace, *arguments)
-    assert not done.returncode, done.stderr
-    return [one for one in yaml.safe_load_all(done.stdout) if one]
+    result = helm("template", release, str(CHART), "--namespace", namespace, *arguments)
+    assert not result.returncode, result.stderr
+    return [manifest for manifest in yaml.safe_load_all(result.stdout) if manifest]
 
 
-def refused(*arguments: str) -> str:
-    """What helm says to values that it does not take."""
-    done = helm("template", "mesh", str(CHART), *arguments)
-    assert done.returncode, f"taken: {arguments}"
-    return done.stderr
+def error_of(*arguments: str) -> str:
+    """Return the error of helm for invalid values."""
+    result = helm("template", "mesh", str(CHART), *arguments)
+    assert result.returncode, f"accepted: {arguments}"
+    return result.stderr
 
 
 def of_kind(manifests: list[Manifest], kind: str) -> dict[str, Manifest]:
-    """By name."""
-    return {one["metadata"]["name"]: one for one in manifests if one["kind"] == kind}
+    """Return the manifests of a kind by name."""
+    return {manifest["metadata"]["name"]: manifest for manifest in manifests if manifest["kind"] == kind}
 
 
 def pod_templates(manifests: list[Manifest]) -> Iterator[tuple[str, Manifest]]:
-    """Metadata and spec of every pod, with its owner's name."""
-    for one in manifests:
-        if one["kind"] == "Pod":
-            yield one["metadata"]["name"], one
-        elif one["kind"] in ("StatefulSet", "Deployment"):
-            yield one["metadata"]["name"], one["spec"]["template"]
+    """Yield each pod template with the name of its owner."""
+    for manifest in manifests:
+        if manifest["kind"] == "Pod":
+            yield manifest["metadata"]["name"], manifest
+        elif manifest["kind"] in ("StatefulSet", "Deployment"):
+            yield manifest["metadata"]["name"], manifest["spec"]["template"]
 
 
 def containers(pod: Manifest) -> list[Manifest]:
@@ -57,18 +57,18 @@ def containers(pod: Manifest) -> list[Manifest]:
 
 
 def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Whether a label selector, or a Service's plain one, takes these labels."""
+    """Return whether a label selector, or the plain selector of a Service, matches the labels."""
     if "matchLabels" not in selector and "matchExpressions" not in selector:
         return all(labels.get(key) == value for key, value in selector.items())
     if not selects(selector.get("matchLabels") or {}, labels):
         return False
-    for one in selector.get("matchExpressions") or []:
-        found = labels.get(one["key"])
-        wanted = {
-            "In": lambda: found in one["values"],  # noqa: B023 - called within the loop
-            "Exists": lambda: found is not None,  # noqa: B023
-            "DoesNotExist": lambda: found is None,  # noqa: B023
+    for expression in selector.get("matchExpressions") or []:
+        value = labels.get(expression["key"])
+        is_match = {
+            "In": lambda: value in expression["values"],  # noqa: B023 - called within the loop
+            "Exists": lambda: value is not None,  # noqa: B023
+            "DoesNotExist": lambda: value is None,  # noqa: B023
         }
-        if not wanted[one["operator"]]():
+        if not is_match[expression["operator"]]():
             return False
     return True

@@ -1,4 +1,4 @@
-"""The chart of a Spark job, by `helm template`."""
+"""Manifests of the chart of Spark jobs, rendered by `helm template`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tests.unit.kube.chart_of_tests import ROOT, helm, needs_helm
 pytestmark = needs_helm
 
 CHART = ROOT / "helm" / "kipmesh-job"
-GIVEN = ("--set", "bootstrap=mesh-kipmesh-brokers:19092")
+REQUIRED_VALUES = ("--set", "bootstrap=mesh-kipmesh-brokers:19092")
 
 
-def arguments(*more: str) -> list[str]:
-    """Of the driver."""
-    done = helm("template", "flights", str(CHART), "--namespace", "ns", *GIVEN, *more)
-    assert not done.returncode, done.stderr
-    (job,) = (one for one in yaml.safe_load_all(done.stdout) if one and one["kind"] == "Job")
-    found: list[str] = job["spec"]["template"]["spec"]["containers"][0]["args"]
-    return found
+def arguments(*options: str) -> list[str]:
+    """Return the arguments of the driver."""
+    result = helm("template", "flights", str(CHART), "--namespace", "ns", *REQUIRED_VALUES, *options)
+    assert not result.returncode, result.stderr
+    (job,) = (manifest for manifest in yaml.safe_load_all(result.stdout) if manifest and manifest["kind"] == "Job")
+    driver_arguments: list[str] = job["spec"]["template"]["spec"]["containers"][0]["args"]
+    return driver_arguments
 
 
-def test_numbers_of_a_values_file_are_written_out(tmp_path: Path) -> None:
+def test_numbers_in_values_of_job_render_without_exponent(tmp_path: Path) -> None:
     values: dict[str, Any] = {
         "args": ["--rows", 1000000, "--share", 0.5, "--name", "1e6"],
         "sparkConf": {"spark.network.timeout": 12000000, "spark.ui.enabled": False},
@@ -34,22 +34,26 @@ def test_numbers_of_a_values_file_are_written_out(tmp_path: Path) -> None:
     }
     file = tmp_path / "values.json"
     file.write_text(json.dumps(values))
-    found = arguments("--values", str(file))
-    assert found[:6] == ["--rows", "1000000", "--share", "0.5", "--name", "1e6"]
-    conf = dict(one.removeprefix("--spark-conf=").split("=", 1) for one in found if one.startswith("--spark-conf="))
+    driver_arguments = arguments("--values", str(file))
+    assert driver_arguments[:6] == ["--rows", "1000000", "--share", "0.5", "--name", "1e6"]
+    conf = dict(
+        argument.removeprefix("--spark-conf=").split("=", 1)
+        for argument in driver_arguments
+        if argument.startswith("--spark-conf=")
+    )
     assert conf["spark.network.timeout"] == "12000000"
     assert conf["spark.ui.enabled"] == "false"
     assert conf["spark.executor.instances"] == "3"
     assert conf["spark.kubernetes.memoryOverheadFactor"] == "1.5"
 
 
-def test_settings_of_values_win() -> None:
+def test_spark_conf_of_values_overrides_defaults() -> None:
     assert "--spark-conf=spark.executor.memory=3g" in arguments("--set", r"sparkConf.spark\.executor\.memory=3g")
     assert "--spark-conf=spark.executor.memory=1g" in arguments()
 
 
 @pytest.mark.parametrize("release", ["1flights", "my.flights"])
-def test_a_release_name_that_makes_no_service_is_refused(release: str) -> None:
-    done = helm("template", release, str(CHART), *GIVEN)
-    assert done.returncode
-    assert f"{release}-spark is not a valid Service name" in done.stderr
+def test_job_release_name_invalid_for_service_is_rejected(release: str) -> None:
+    result = helm("template", release, str(CHART), *REQUIRED_VALUES)
+    assert result.returncode
+    assert f"{release}-spark is not a valid Service name" in result.stderr

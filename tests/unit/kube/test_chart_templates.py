@@ -1,4 +1,4 @@
-"""What the chart makes of values, by `helm template`; the real Kubernetes is tests/kube's."""
+"""Manifests of the chart, rendered by `helm template`. Tests with Kubernetes are in tests/kube."""
 
 from __future__ import annotations
 
@@ -39,38 +39,42 @@ STATEFUL_SET_NAME_MAX = 52
 
 
 def flag(command: list[str], name: str) -> str:
-    return next(one.partition("=")[2] for one in command if one.startswith(f"--{name}="))
+    return next(argument.partition("=")[2] for argument in command if argument.startswith(f"--{name}="))
 
 
-def configs(manifests: list[Manifest], folder: Path) -> dict[str, dict[str, str]]:
-    """The properties of each pod of the StatefulSets, as its init container writes them."""
-    (data,) = (one["data"] for one in of_kind(manifests, "ConfigMap").values() if "leader.properties" in one["data"])
-    found = {}
+def configs(manifests: list[Manifest], directory: Path) -> dict[str, dict[str, str]]:
+    """Return the properties of each pod of the StatefulSets, as its init container writes them."""
+    (data,) = (
+        manifest["data"]
+        for manifest in of_kind(manifests, "ConfigMap").values()
+        if "leader.properties" in manifest["data"]
+    )
+    properties_by_pod = {}
     for name, owner in of_kind(manifests, "StatefulSet").items():
         kind = owner["metadata"]["labels"]["app.kubernetes.io/component"]
-        base, out = folder / f"{kind}.properties", folder / "out"
+        base, out = directory / f"{kind}.properties", directory / "out"
         base.write_text(data[f"{SERVICES[kind][0]}.properties"])
-        given = owner["spec"]["template"]["spec"]["initContainers"][0]["args"]
-        # Nothing is asked of Kubernetes here.
+        arguments_of_init = owner["spec"]["template"]["spec"]["initContainers"][0]["args"]
+        # No requests to Kubernetes.
         skipped = ("--base=", "--out=", "--node=", "--label=")
-        arguments = [one for one in given if not one.startswith(skipped)]
+        arguments = [argument for argument in arguments_of_init if not argument.startswith(skipped)]
         for number in range(owner["spec"]["replicas"]):
-            mine = [one.replace("$(POD_NAME)", f"{name}-{number}") for one in arguments]
-            assert not main(["prepare", f"--base={base}", f"--out={out}", *mine])
-            found[f"{name}-{number}"] = read_properties(out)
-    return found
+            own_arguments = [argument.replace("$(POD_NAME)", f"{name}-{number}") for argument in arguments]
+            assert not main(["prepare", f"--base={base}", f"--out={out}", *own_arguments])
+            properties_by_pod[f"{name}-{number}"] = read_properties(out)
+    return properties_by_pod
 
 
 @pytest.mark.parametrize("values", CI_VALUES, ids=lambda file: file.stem)
-def test_every_values_file_of_ci_is_rendered_and_linted(values: Path, tmp_path: Path) -> None:
+def test_ci_values_render_and_pass_lint(values: Path, tmp_path: Path) -> None:
     manifests = render("--values", str(values))
     assert of_kind(manifests, "StatefulSet")
-    done = helm("lint", "--strict", str(CHART), "--values", str(values))
-    assert not done.returncode, done.stdout + done.stderr
+    result = helm("lint", "--strict", str(CHART), "--values", str(values))
+    assert not result.returncode, result.stdout + result.stderr
 
 
 @pytest.mark.parametrize("values", CI_VALUES, ids=lambda file: file.stem)
-def test_every_service_takes_its_configuration(values: Path, tmp_path: Path) -> None:
+def test_rendered_configuration_is_valid_for_each_service(values: Path, tmp_path: Path) -> None:
     manifests = render("--values", str(values))
     ids = []
     for pod, properties in configs(manifests, tmp_path).items():
@@ -78,18 +82,25 @@ def test_every_service_takes_its_configuration(values: Path, tmp_path: Path) -> 
         parsed = SERVICES[kind][1].parse(properties)
         ids.append(parsed.model_dump()["node_id"])
     assert len(ids) == len(set(ids))
-    (data,) = (one["data"] for one in of_kind(manifests, "ConfigMap").values() if "leader.properties" in one["data"])
+    (data,) = (
+        manifest["data"]
+        for manifest in of_kind(manifests, "ConfigMap").values()
+        if "leader.properties" in manifest["data"]
+    )
     (tmp_path / "consumer").write_text(data["consumer.properties"])
     ConsumerServiceConfig.parse(read_properties(tmp_path / "consumer"))
 
 
-def test_voters_are_the_controllers_under_names_that_exist(tmp_path: Path) -> None:
+def test_quorum_voters_are_controllers_with_names_of_headless_service(tmp_path: Path) -> None:
     manifests = render("--set", "controllers.replicas=5")
-    found = configs(manifests, tmp_path)
+    properties_by_pod = configs(manifests, tmp_path)
     services = of_kind(manifests, "Service")
-    controllers = {pod: one for pod, one in found.items() if "-controllers-" in pod}
-    voters = [f"{one['node.id']}@{one['advertised.listeners'].removeprefix('MESH://')}" for one in controllers.values()]
-    assert {one["controller.quorum.voters"] for one in found.values()} == {",".join(voters)}
+    controllers = {pod: properties for pod, properties in properties_by_pod.items() if "-controllers-" in pod}
+    voters = [
+        f"{properties['node.id']}@{properties['advertised.listeners'].removeprefix('MESH://')}"
+        for properties in controllers.values()
+    ]
+    assert {properties["controller.quorum.voters"] for properties in properties_by_pod.values()} == {",".join(voters)}
     for owner in of_kind(manifests, "StatefulSet").values():
         service = services[owner["spec"]["serviceName"]]
         assert service["spec"]["clusterIP"] == "None"
@@ -97,11 +108,11 @@ def test_voters_are_the_controllers_under_names_that_exist(tmp_path: Path) -> No
         assert selects(service["spec"]["selector"], owner["spec"]["template"]["metadata"]["labels"])
 
 
-def test_the_cluster_id_follows_from_namespace_and_release(tmp_path: Path) -> None:
+def test_cluster_id_depends_on_namespace_and_release(tmp_path: Path) -> None:
     def cluster_id(release: str, namespace: str) -> str:
-        found = configs(render(release=release, namespace=namespace), tmp_path)
-        (one,) = {properties["cluster.id"] for properties in found.values()}
-        return one
+        properties_by_pod = configs(render(release=release, namespace=namespace), tmp_path)
+        (identifier,) = {properties["cluster.id"] for properties in properties_by_pod.values()}
+        return identifier
 
     assert cluster_id("a", "x") == cluster_id("a", "x")
     assert len({cluster_id("a", "x"), cluster_id("a", "y"), cluster_id("b", "x")}) == 3
@@ -155,7 +166,10 @@ def test_roles_allow_named_resources_only() -> None:
     assert not of_kind(render("--set", "rack.fromNode=false"), "ClusterRole")
     mounted = {
         name: [
-            mount for one in containers(pod) for mount in one["volumeMounts"] if "serviceaccount" in mount["mountPath"]
+            mount
+            for container in containers(pod)
+            for mount in container["volumeMounts"]
+            if "serviceaccount" in mount["mountPath"]
         ]
         for name, pod in pod_templates(manifests)
     }
@@ -163,25 +177,27 @@ def test_roles_allow_named_resources_only() -> None:
     assert all(mount["readOnly"] for mounts in mounted.values() for mount in mounts)
 
 
-def test_two_releases_in_one_namespace_do_not_collide() -> None:
+def test_releases_in_one_namespace_do_not_collide() -> None:
     first, second = render(release="a"), render(release="b")
-    names = [{(one["kind"], one["metadata"]["name"]) for one in manifests} for manifests in (first, second)]
+    names = [
+        {(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests} for manifests in (first, second)
+    ]
     assert not names[0] & names[1]
     pods = [pod["metadata"]["labels"] for _, pod in pod_templates(second)]
-    for one in first:
-        selector = one.get("spec", {}).get("selector") or one.get("spec", {}).get("podSelector")
+    for manifest in first:
+        selector = manifest.get("spec", {}).get("selector") or manifest.get("spec", {}).get("podSelector")
         if selector:
-            assert not any(selects(selector, labels) for labels in pods), one["metadata"]["name"]
+            assert not any(selects(selector, labels) for labels in pods), manifest["metadata"]["name"]
 
 
 def test_long_names_stay_within_the_limits_of_kubernetes() -> None:
-    long = [render(release="r" * 52 + letter) for letter in "ab"]
-    names = [set(of_kind(manifests, "StatefulSet")) for manifests in long]
+    renderings = [render(release="r" * 52 + letter) for letter in "ab"]
+    names = [set(of_kind(manifests, "StatefulSet")) for manifests in renderings]
     assert not names[0] & names[1]
     assert all(len(name) <= STATEFUL_SET_NAME_MAX for name in names[0])
-    for one in long[0]:
-        assert len(one["metadata"]["name"]) <= NAME_MAX or one["kind"].startswith("Cluster")
-        assert all(len(value) <= NAME_MAX for value in one["metadata"].get("labels", {}).values())
+    for manifest in renderings[0]:
+        assert len(manifest["metadata"]["name"]) <= NAME_MAX or manifest["kind"].startswith("Cluster")
+        assert all(len(value) <= NAME_MAX for value in manifest["metadata"].get("labels", {}).values())
 
 
 def checksums(*arguments: str) -> dict[str, str]:
@@ -191,31 +207,33 @@ def checksums(*arguments: str) -> dict[str, str]:
     }
 
 
-def test_a_pod_is_restarted_by_a_change_of_its_own_configuration_alone() -> None:
+def test_pod_restarts_only_on_change_of_its_own_configuration() -> None:
     before = checksums()
     assert checksums("--set", "consumers.replicas=3") == before
     followers = checksums("--set-string", "followers.config.num\\.x=1")
     assert {name for name in before if followers[name] != before[name]} == {"mesh-kipmesh-followers"}
-    everybody = checksums("--set", "config.log\\.level=debug")
-    assert all(everybody[name] != before[name] for name in before)
+    all_changed = checksums("--set", "config.log\\.level=debug")
+    assert all(all_changed[name] != before[name] for name in before)
 
 
-def test_numbers_of_values_are_written_out(tmp_path: Path) -> None:
+def test_numbers_in_values_render_without_exponent(tmp_path: Path) -> None:
     values = tmp_path / "values.yaml"
     values.write_text("leaders: {config: {log.retention.ms: 604800000, log.cleaner.min.cleanable.ratio: 0.25}}\n")
-    found = configs(render("--values", str(values)), tmp_path)["mesh-kipmesh-leaders-0"]
-    assert found["log.retention.ms"] == "604800000"
-    assert found["log.cleaner.min.cleanable.ratio"] == "0.25"
+    properties = configs(render("--values", str(values)), tmp_path)["mesh-kipmesh-leaders-0"]
+    assert properties["log.retention.ms"] == "604800000"
+    assert properties["log.cleaner.min.cleanable.ratio"] == "0.25"
 
 
-def test_network_policies_choose_the_pods_that_they_mean() -> None:
+def test_network_policies_select_the_intended_pods() -> None:
     manifests = render()
     labels = {name: pod["metadata"]["labels"] for name, pod in pod_templates(manifests)}
     policies = of_kind(manifests, "NetworkPolicy")
 
-    def chosen(name: str, more: dict[str, str]) -> set[str]:
+    def chosen(name: str, extra_labels: dict[str, str]) -> set[str]:
         selector = policies[f"mesh-kipmesh-{name}"]["spec"]["podSelector"]
-        return {pod.removeprefix("mesh-kipmesh-") for pod in labels if selects(selector, {**labels[pod], **more})}
+        return {
+            pod.removeprefix("mesh-kipmesh-") for pod in labels if selects(selector, {**labels[pod], **extra_labels})
+        }
 
     assert chosen("nodes", {}) == {"controllers", "leaders", "followers", "consumers"}
     assert chosen("clients", {}) == {"leaders", "followers"}
@@ -227,38 +245,45 @@ def test_network_policies_choose_the_pods_that_they_mean() -> None:
     assert set(policies["mesh-kipmesh-cut"]["spec"]) == {"podSelector", "policyTypes"}
 
 
-def test_disruption_budgets_let_one_go_at_a_time() -> None:
+def test_disruption_budgets_allow_one_unavailable_pod() -> None:
     manifests = render()
     budgets = of_kind(manifests, "PodDisruptionBudget")
     for name, pod in pod_templates(manifests):
         matching = [
-            budget for budget, one in budgets.items() if selects(one["spec"]["selector"], pod["metadata"]["labels"])
+            name_of_budget
+            for name_of_budget, budget in budgets.items()
+            if selects(budget["spec"]["selector"], pod["metadata"]["labels"])
         ]
         expected = 0 if name.endswith("-test") else 1
         assert len(matching) == expected, name
-    assert {one["spec"]["maxUnavailable"] for one in budgets.values()} == {1}
+    assert {budget["spec"]["maxUnavailable"] for budget in budgets.values()} == {1}
 
 
-def test_rules_and_dashboards_are_those_of_the_repository() -> None:
+def test_rules_and_dashboards_match_the_repository() -> None:
     manifests = render("--values", str(CHART / "ci" / "full-values.yaml"))
     (rules,) = of_kind(manifests, "PrometheusRule").values()
     expected = []
     for file in sorted((ROOT / "deploy" / "prometheus" / "rules").glob("*.yml")):
         expected += yaml.safe_load(file.read_text())["groups"]
     assert rules["spec"]["groups"] == expected
-    boards = of_kind(manifests, "ConfigMap")["mesh-kipmesh-dashboards"]["data"]
+    dashboards = of_kind(manifests, "ConfigMap")["mesh-kipmesh-dashboards"]["data"]
     files = (ROOT / "deploy" / "grafana" / "dashboards").glob("*.json")
-    assert boards == {file.name: file.read_text() for file in files}
+    assert dashboards == {file.name: file.read_text() for file in files}
     for monitor in of_kind(manifests, "ServiceMonitor").values():
         (endpoint,) = monitor["spec"]["endpoints"]
-        assert {one["targetLabel"] for one in endpoint["relabelings"]} == {"job", "instance", "cluster", "node_rack"}
+        assert {relabeling["targetLabel"] for relabeling in endpoint["relabelings"]} == {
+            "job",
+            "instance",
+            "cluster",
+            "node_rack",
+        }
 
 
-def test_default_values_render_nothing_of_prometheus_operator() -> None:
-    assert not [one for one in render() if "monitoring.coreos.com" in one["apiVersion"]]
+def test_default_values_render_no_prometheus_operator_resources() -> None:
+    assert not [manifest for manifest in render() if "monitoring.coreos.com" in manifest["apiVersion"]]
 
 
-def test_the_prestop_hook_names_what_there_is() -> None:
+def test_prestop_hook_names_existing_resources() -> None:
     manifests = render()
     for name in ("mesh-kipmesh-leaders", "mesh-kipmesh-followers"):
         pod = of_kind(manifests, "StatefulSet")[name]["spec"]["template"]["spec"]

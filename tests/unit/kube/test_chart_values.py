@@ -1,4 +1,4 @@
-"""Values that the chart does not take, and what a person is told."""
+"""Values that the chart rejects, and their errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pytest
 import yaml
 
-from tests.unit.kube.chart_of_tests import CHART, helm, needs_helm, of_kind, refused, render
+from tests.unit.kube.chart_of_tests import CHART, error_of, helm, needs_helm, of_kind, render
 
 BAD = [
     ("controllers.replicas=2", "controllers", "1, 3, 5"),
@@ -62,50 +62,54 @@ BAD = [
 
 
 @needs_helm
-@pytest.mark.parametrize(("assignment", "place", "told"), BAD, ids=[one[0] for one in BAD])
-def test_bad_values_are_refused_by_name(assignment: str, place: str, told: str) -> None:
-    text = refused("--set", assignment).replace("/", ".")
-    assert place in text
-    assert told in text
+@pytest.mark.parametrize(("assignment", "path", "error"), BAD, ids=[case[0] for case in BAD])
+def test_invalid_values_are_rejected_by_name(assignment: str, path: str, error: str) -> None:
+    text = error_of("--set", assignment).replace("/", ".")
+    assert path in text
+    assert error in text
 
 
 @needs_helm
 @pytest.mark.parametrize("release", ["1mesh", "my.mesh"])
-def test_a_release_name_that_makes_no_service_is_refused(release: str) -> None:
-    done = helm("template", release, str(CHART))
-    assert done.returncode
-    assert f"{release}-kipmesh is not a valid Service name" in done.stderr
+def test_release_name_invalid_for_service_is_rejected(release: str) -> None:
+    result = helm("template", release, str(CHART))
+    assert result.returncode
+    assert f"{release}-kipmesh is not a valid Service name" in result.stderr
     render("--set", "fullnameOverride=mesh", release=release)
 
 
 @needs_helm
-def test_ports_of_nodes_next_to_each_other_are_taken() -> None:
+def test_adjacent_node_ports_are_accepted() -> None:
     ports = "nodePorts.bootstrap=30099,kafka.external.nodePorts.leaders=30100,kafka.external.nodePorts.followers=30102"
     manifests = render("--set", f"leaders.replicas=2,kafka.external.enabled=true,kafka.external.{ports}")
-    external = [one for name, one in of_kind(manifests, "Service").items() if name.endswith("-external")]
-    assert sorted(one["spec"]["ports"][0]["nodePort"] for one in external) == list(range(30099, 30104))
+    external = [service for name, service in of_kind(manifests, "Service").items() if name.endswith("-external")]
+    assert sorted(service["spec"]["ports"][0]["nodePort"] for service in external) == list(range(30099, 30104))
 
 
 @needs_helm
-def test_ids_next_to_each_other_do_not_overlap() -> None:
+def test_adjacent_node_ids_are_accepted() -> None:
     render("--set", "leaders.replicas=3,followers.firstNodeId=4,followers.replicas=3,controllers.firstNodeId=7")
 
 
-def test_the_schema_knows_every_value() -> None:
-    """And has no more than there are; objects without fixed keys are their users' business."""
+def test_schema_has_each_value() -> None:
+    """The schema has no other values. Objects without fixed keys are not compared."""
     schema = json.loads((CHART / "values.schema.json").read_text())
     values = yaml.safe_load((CHART / "values.yaml").read_text())
 
-    def compare(place: str, part: dict[str, object], given: object) -> None:
+    def compare(path: str, part: dict[str, object], value_at_path: object) -> None:
         reference = part.get("$ref")
         if isinstance(reference, str):
             part = schema["definitions"][reference.rpartition("/")[2]]
         properties = part.get("properties")
-        if not isinstance(properties, dict) or not isinstance(given, dict) or part.get("additionalProperties", True):
+        if (
+            not isinstance(properties, dict)
+            or not isinstance(value_at_path, dict)
+            or part.get("additionalProperties", True)
+        ):
             return
-        assert set(given) <= set(properties), place
-        for key, value in given.items():
-            compare(f"{place}.{key}", properties[key], value)
+        assert set(value_at_path) <= set(properties), path
+        for key, value in value_at_path.items():
+            compare(f"{path}.{key}", properties[key], value)
 
     compare("", schema, values)
     missing = set(schema["properties"]) - set(values) - {"global"}

@@ -1,4 +1,4 @@
-"""What chaos does within a node's container: `kipmesh.kube.inside`, and what the release asks of it."""
+"""Faults inside the container of a node: `kipmesh.kube.inside`, and its use by the release."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from kipmesh.kube.api import KubeError
 WAIT_S = 100
 
 
-def process(folder: Path, number: int, *words: str) -> None:
-    (folder / str(number)).mkdir()
-    (folder / str(number) / "cmdline").write_bytes(b"".join(word.encode() + b"\0" for word in words))
+def process(directory: Path, number: int, *arguments: str) -> None:
+    (directory / str(number)).mkdir()
+    (directory / str(number) / "cmdline").write_bytes(b"".join(argument.encode() + b"\0" for argument in arguments))
 
 
 @pytest.fixture
 def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "proc"
-    folder.mkdir()
-    (folder / "self").mkdir()
-    monkeypatch.setattr(inside, "PROC", folder)
-    return folder
+    directory = tmp_path / "proc"
+    directory.mkdir()
+    (directory / "self").mkdir()
+    monkeypatch.setattr(inside, "PROC", directory)
+    return directory
 
 
-def test_the_node_is_found_by_its_command_line(proc: Path) -> None:
+def test_node_process_is_found_by_command_line(proc: Path) -> None:
     process(proc, 1, "/pause")
     process(proc, 20, "python", "-m", "kipmesh.kube", "leave")
     process(proc, 7, "python", "-m", "kipmesh_follower", "--config-file", "x")
@@ -46,7 +46,7 @@ def test_node_process_falls_back_to_process_1(proc: Path) -> None:
     assert inside.node_process() == 1
 
 
-def test_process_1_is_not_held(proc: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_process_1_is_not_paused(proc: Path, capsys: pytest.CaptureFixture[str]) -> None:
     process(proc, 1, "python", "-m", "kipmesh_leader")
     assert main(["hold"]) == 1
     assert "cannot hold: cannot pause process 1 from inside its pod" in capsys.readouterr().err
@@ -56,7 +56,7 @@ def state_of(process_id: int) -> str:
     return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux'")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_held_node_stops_until_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as node:
         monkeypatch.setattr(inside, "node_process", lambda: node.pid)
@@ -69,15 +69,15 @@ def test_held_node_stops_until_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
             node.kill()
 
 
-def until(is_so: Any) -> None:
+def until(condition: Any) -> None:
     deadline = time.monotonic() + WAIT_S
-    while not is_so():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux'")
-def test_pressure_is_there_until_it_is_relieved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_pressure_holds_memory_until_relieved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inside, "PID_FILE", tmp_path / "pressing")
     monkeypatch.setattr(inside, "memory_bytes", lambda: (64 << 20, 16 << 20))
     assert main(["press", "--cpu=1", "--memory-share=0.5", "--for-s=600"]) == 0
@@ -98,22 +98,22 @@ def test_pressure_is_there_until_it_is_relieved(tmp_path: Path, monkeypatch: pyt
     assert not inside.PID_FILE.exists()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux'")
-def test_a_group_that_is_no_pressure_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_relieve_ignores_other_process_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inside, "PID_FILE", tmp_path / "pressing")
-    words = [sys.executable, "-c", "import time; time.sleep(600)"]
-    with subprocess.Popen(words, start_new_session=True) as another:
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with subprocess.Popen(command, start_new_session=True) as other_group:
         try:
-            inside.PID_FILE.write_text(str(another.pid))
+            inside.PID_FILE.write_text(str(other_group.pid))
             assert main(["relieve"]) == 0
             assert not inside.PID_FILE.exists()
         finally:
-            another.terminate()  # SIGKILL, had it been sent, would have been first
-    assert another.returncode == -signal.SIGTERM
+            other_group.terminate()  # an earlier SIGKILL would set the return code
+    assert other_group.returncode == -signal.SIGTERM
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux'")
-def test_pressure_whose_leader_was_killed_is_relieved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_relieve_ends_pressure_without_its_group_leader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inside, "PID_FILE", tmp_path / "pressing")
     assert main(["press", "--cpu=1", "--for-s=600"]) == 0
     group = int(inside.PID_FILE.read_text())
@@ -130,70 +130,81 @@ def test_memory_limit_and_usage_are_read_from_the_cgroup(
     version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inside, "CGROUP", tmp_path)
-    folder = tmp_path if version == 2 else tmp_path / "memory"
-    folder.mkdir(exist_ok=True)
+    directory = tmp_path if version == 2 else tmp_path / "memory"
+    directory.mkdir(exist_ok=True)
     limit, used = (
         ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
     )
-    (folder / limit).write_text("1000\n")
-    (folder / used).write_text("700\n")
-    (folder / "memory.stat").write_text("anon 5\ninactive_file 200\ntotal_inactive_file 200\n")
+    (directory / limit).write_text("1000\n")
+    (directory / used).write_text("700\n")
+    (directory / "memory.stat").write_text("anon 5\ninactive_file 200\ntotal_inactive_file 200\n")
     assert inside.memory_bytes() == (1000, 500)
-    (folder / limit).write_text("max\n" if version == 2 else "9223372036854771712\n")
+    (directory / limit).write_text("max\n" if version == 2 else "9223372036854771712\n")
     with pytest.raises(ValueError, match="no memory limit"):
         inside.memory_bytes()
 
 
-class ApiOfTests:
-    """One pod, in which commands write what they are told to."""
+class FakeApi:
+    """One pod. Commands return the given outputs or raise the given errors."""
 
-    def __init__(self, said: list[str | KubeError]) -> None:
-        self.said = said
+    def __init__(self, outputs: list[str | KubeError]) -> None:
+        self.outputs = outputs
         self.ran: list[list[str]] = []
 
     def pods(self, namespace: str, selector: str) -> list[Any]:
-        from types import SimpleNamespace as Some
+        from types import SimpleNamespace
 
         args = ["--first-id=101", "--service=s", "--port=1"]
         return [
-            Some(
-                metadata=Some(
+            SimpleNamespace(
+                metadata=SimpleNamespace(
                     name="m-followers-0", labels={kube_release.COMPONENT: "followers"}, uid="u", deletion_timestamp=None
                 ),
-                spec=Some(init_containers=[Some(args=args)], node_name="n1", share_process_namespace=True),
-                status=Some(container_statuses=[Some(container_id="c", state=Some(running=Some()))], conditions=[]),
+                spec=SimpleNamespace(
+                    init_containers=[SimpleNamespace(args=args)], node_name="n1", share_process_namespace=True
+                ),
+                status=SimpleNamespace(
+                    container_statuses=[
+                        SimpleNamespace(container_id="c", state=SimpleNamespace(running=SimpleNamespace()))
+                    ],
+                    conditions=[],
+                ),
             )
         ]
 
     def run(self, namespace: str, pod: str, command: list[str]) -> str:
         self.ran.append(command)
-        told = self.said.pop(0)
-        if isinstance(told, KubeError):
-            raise told
-        return told
+        output = self.outputs.pop(0)
+        if isinstance(output, KubeError):
+            raise output
+        return output
 
 
-def release(monkeypatch: pytest.MonkeyPatch, *said: str | KubeError) -> tuple[kube_release.KubeRelease, ApiOfTests]:
-    api = ApiOfTests(list(said))
+def make_release(
+    monkeypatch: pytest.MonkeyPatch, *outputs: str | KubeError
+) -> tuple[kube_release.KubeRelease, FakeApi]:
+    api = FakeApi(list(outputs))
     monkeypatch.setattr(kube_release, "KubeApi", lambda: api)
     monkeypatch.setattr(kube_release, "POLL_INTERVAL_S", 0.0)
     return kube_release.KubeRelease("ns", "m"), api
 
 
-def test_a_volume_is_filled_only_when_it_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    it, api = release(monkeypatch, f"/dev/vda {99 << 20} 5 {50 << 20} 1% /var/lib/kipmesh\n")
+def test_only_small_volume_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    release_under_test, api = make_release(monkeypatch, f"/dev/vda {99 << 20} 5 {50 << 20} 1% /var/lib/kipmesh\n")
     with pytest.raises(KubeError, match="must have at most 4 GiB free to be filled, got 50 GiB"):
-        it.fill("follower-1")
+        release_under_test.fill("follower-1")
     assert len(api.ran) == 1
-    it, api = release(monkeypatch, "tmpfs 65536 5 65000 1% /var/lib/kipmesh\n", "full\n")
-    assert it.fill("follower-1") == "full\n"
+    release_under_test, api = make_release(monkeypatch, "tmpfs 65536 5 65000 1% /var/lib/kipmesh\n", "full\n")
+    assert release_under_test.fill("follower-1") == "full\n"
     assert "head -c" in api.ran[1][-1]
 
 
-def test_what_is_undone_is_tried_until_the_container_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    it, api = release(monkeypatch, "", KubeError("container not found"), KubeError("container not found"), "")
-    it.pause("follower-1")
-    it.undo_faults()
+def test_undo_is_retried_until_container_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    release_under_test, api = make_release(
+        monkeypatch, "", KubeError("container not found"), KubeError("container not found"), ""
+    )
+    release_under_test.pause("follower-1")
+    release_under_test.undo_faults()
     assert [command[-1] for command in api.ran] == ["hold", "resume", "resume", "resume"]
-    it.undo_faults()
+    release_under_test.undo_faults()
     assert len(api.ran) == 4

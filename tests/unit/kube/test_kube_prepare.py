@@ -1,4 +1,4 @@
-"""What a pod's own configuration is: `kipmesh.kube.prepare`."""
+"""Configuration of a single pod: `kipmesh.kube.prepare`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def base(tmp_path: Path) -> Path:
     return file
 
 
-def run(base: Path, out: Path, *more: str) -> int:
-    return main(["prepare", f"--base={base}", f"--out={out}", *more])
+def run(base: Path, out: Path, *options: str) -> int:
+    return main(["prepare", f"--base={base}", f"--out={out}", *options])
 
 
-def test_the_ordinal_gives_the_id_and_the_name(base: Path, tmp_path: Path) -> None:
+def test_ordinal_determines_node_id_and_host_name(base: Path, tmp_path: Path) -> None:
     out = tmp_path / "node.properties"
     service = "m-followers.ns.svc.cluster.local"
     assert not run(base, out, "--pod=m-followers-12", "--first-id=101", f"--service={service}", "--port=19092")
@@ -48,34 +48,34 @@ def test_ordinal_is_the_last_number_of_the_pod_name(pod: str, expected: int) -> 
 
 
 @pytest.mark.parametrize("pod", ["a", "a-", "a-x", "-"])
-def test_a_name_without_an_ordinal_is_refused(
+def test_pod_name_without_ordinal_is_rejected(
     pod: str, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(base, tmp_path / "out", f"--pod={pod}") == 1
     assert f"the name of a StatefulSet's pod must end with -NUMBER, got {pod!r}" in capsys.readouterr().err
 
 
-def test_the_rack_is_what_the_label_says(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, str]] = []
+def test_rack_is_read_from_node_label(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests: list[tuple[str, str]] = []
 
     def rack_of(node: str, label: str) -> str:
-        asked.append((node, label))
+        requests.append((node, label))
         return "zone-2"
 
     monkeypatch.setattr(prepare, "rack_of", rack_of)
     out = tmp_path / "out"
     assert not run(base, out, "--node=n2", "--label=topology.kubernetes.io/zone", "--rack-key=client.rack")
-    assert asked == [("n2", "topology.kubernetes.io/zone")]
+    assert requests == [("n2", "topology.kubernetes.io/zone")]
     assert read_properties(out)["client.rack"] == "zone-2"
 
 
-def test_a_rack_in_the_configuration_wins(base: Path, tmp_path: Path) -> None:
+def test_configured_rack_overrides_node_label(base: Path, tmp_path: Path) -> None:
     base.write_text(BASE + "broker.rack=mine\n")
     prepare.write(base, tmp_path / "out", None, "broker.rack", "zone-2")
     assert read_properties(tmp_path / "out")["broker.rack"] == "mine"
 
 
-def test_a_node_without_the_label_has_no_rack(
+def test_node_without_label_has_no_rack(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(prepare, "rack_of", lambda node, label: None)
