@@ -29,11 +29,11 @@ from kipmesh.cluster.process_cluster import ProcessCluster
 from kipmesh.cluster.processes import ProcessState
 from kipmesh.core.errors import InvalidConfigError
 
-FOLDER = Path("/mesh")
+DIRECTORY = Path("/mesh")
 
 
-def test_names_ids_and_racks() -> None:
-    nodes = plan((), Counts(1, 1, 3, 1), FOLDER)
+def test_plan_assigns_names_ids_and_racks() -> None:
+    nodes = plan((), Counts(1, 1, 3, 1), DIRECTORY)
     assert [(node.name, node.node_id, node.rack) for node in nodes] == [
         ("controller-1", 1001, "rack-a"),
         ("leader-1", 1, "rack-a"),
@@ -45,9 +45,9 @@ def test_names_ids_and_racks() -> None:
     assert nodes[1].log == "/mesh/leader-1/node.log"
 
 
-def test_a_later_up_adds_nodes_and_keeps_ids() -> None:
-    first = plan((), Counts(1, 1, 2, 0), FOLDER)
-    second = plan(first, Counts(None, 2, None, 1), FOLDER)
+def test_plan_adds_nodes_and_keeps_ids() -> None:
+    first = plan((), Counts(1, 1, 2, 0), DIRECTORY)
+    second = plan(first, Counts(None, 2, None, 1), DIRECTORY)
     assert [(node.name, node.node_id) for node in second] == [
         ("controller-1", 1001),
         ("leader-1", 1),
@@ -56,7 +56,7 @@ def test_a_later_up_adds_nodes_and_keeps_ids() -> None:
         ("follower-2", 3),
         ("consumer-1", None),
     ]
-    assert plan(second, Counts(), FOLDER) == second
+    assert plan(second, Counts(), DIRECTORY) == second
 
 
 @pytest.mark.parametrize(
@@ -68,39 +68,39 @@ def test_a_later_up_adds_nodes_and_keeps_ids() -> None:
         (Counts(followers=10**12), "at most 64 nodes"),
     ],
 )
-def test_what_a_cluster_cannot_become(counts: Counts, message: str) -> None:
+def test_plan_rejects_impossible_changes(counts: Counts, message: str) -> None:
     with pytest.raises(ClusterError, match=message):
-        plan(plan((), Counts(), FOLDER), counts, FOLDER)
+        plan(plan((), Counts(), DIRECTORY), counts, DIRECTORY)
 
 
-def test_controllers() -> None:
-    nodes = plan((), Counts(3, 1, 0, 0), FOLDER)
+def test_plan_of_controllers_sets_quorum_voters_and_odd_counts() -> None:
+    nodes = plan((), Counts(3, 1, 0, 0), DIRECTORY)
     assert [(node.name, node.node_id, node.rack) for node in nodes[:3]] == [
         ("controller-1", 1001, "rack-a"),
         ("controller-2", 1002, "rack-b"),
         ("controller-3", 1003, "rack-c"),
     ]
     placed = [replace(node, grpc=f"127.0.0.1:{number}") for number, node in enumerate(nodes, 1)]
-    found = properties(ClusterState("c", {}, tuple(placed)), placed[0], {})["controller.quorum.voters"]
-    assert found == "1001@127.0.0.1:1,1002@127.0.0.1:2,1003@127.0.0.1:3"
+    voters = properties(ClusterState("c", {}, tuple(placed)), placed[0], {})["controller.quorum.voters"]
+    assert voters == "1001@127.0.0.1:1,1002@127.0.0.1:2,1003@127.0.0.1:3"
     assert [has_majority(nodes, running) for running in (1, 2, 3)] == [False, True, True]
-    # A cluster in a test is light, one of `local up` survives its controllers, and known ones stay as they are.
+    # Tests have one controller, `local up` has three. Existing controllers are kept.
     for defaults, count in ((DEFAULT_COUNTS, 1), (LOCAL_UP_COUNTS, 3)):
-        made = plan((), Counts(), FOLDER, defaults)
-        assert sum(node.role is Role.CONTROLLER for node in made) == count
-        assert plan(made, Counts(), FOLDER, LOCAL_UP_COUNTS) == made
+        layout = plan((), Counts(), DIRECTORY, defaults)
+        assert sum(node.role is Role.CONTROLLER for node in layout) == count
+        assert plan(layout, Counts(), DIRECTORY, LOCAL_UP_COUNTS) == layout
     for number in (2, 4, 6):
         with pytest.raises(ClusterError, match=f"a cluster must have 1, 3 or 5 controllers, got {number}"):
-            plan((), Counts(number, 1, 2, 0), FOLDER)
+            plan((), Counts(number, 1, 2, 0), DIRECTORY)
 
 
-def test_a_cluster_needs_brokers() -> None:
+def test_plan_requires_brokers() -> None:
     with pytest.raises(ClusterError, match="needs at least one controller and one broker"):
-        plan((), Counts(1, 0, 0, 1), FOLDER)
+        plan((), Counts(1, 0, 0, 1), DIRECTORY)
 
 
 def state_of_two() -> ClusterState:
-    nodes = plan((), Counts(1, 1, 0, 1), FOLDER)
+    nodes = plan((), Counts(1, 1, 0, 1), DIRECTORY)
     placed = tuple(
         replace(node, grpc=None if node.role is Role.CONSUMER else f"127.0.0.1:{i}", http=f"127.0.0.1:{100 + i}")
         for i, node in enumerate(nodes, 1)
@@ -108,7 +108,7 @@ def state_of_two() -> ClusterState:
     return ClusterState("the-id", {"log.segment.bytes": "100", "log.level": "debug"}, placed)
 
 
-def test_the_file_is_what_the_contract_says(tmp_path: Path) -> None:
+def test_cluster_file_has_documented_fields(tmp_path: Path) -> None:
     state = state_of_two()
     state.write(tmp_path)
     document = json.loads((tmp_path / "cluster.json").read_text())
@@ -123,23 +123,23 @@ def test_the_file_is_what_the_contract_says(tmp_path: Path) -> None:
     assert read_state(tmp_path) == state
 
 
-def test_nodes_that_run_keep_their_configuration() -> None:
+def test_running_nodes_keep_their_configuration() -> None:
     state = ClusterState("id", {"log.segment.bytes": "1000", "log.level": "debug"}, ())
     state.check_unchanged({})
     state.check_unchanged({"log.level": "debug"})
-    told = r"another fetch.max.bytes \(not set\), log.level \(debug\): run `kipmesh local down`"
-    with pytest.raises(ClusterError, match=told):
+    error = r"another fetch.max.bytes \(not set\), log.level \(debug\): run `kipmesh local down`"
+    with pytest.raises(ClusterError, match=error):
         state.check_unchanged({"log.level": "info", "fetch.max.bytes": "1", "log.segment.bytes": "1000"})
 
 
-def test_a_broken_file_is_a_clear_error(tmp_path: Path) -> None:
+def test_malformed_cluster_file_raises_cluster_error(tmp_path: Path) -> None:
     assert read_state(tmp_path) is None
     (tmp_path / "cluster.json").write_text('{"nodes": [')
     with pytest.raises(ClusterError, match=r"cluster\.json is not JSON"):
         read_state(tmp_path)
 
 
-def test_settings_go_to_the_nodes_that_know_them() -> None:
+def test_settings_reach_only_roles_that_define_them() -> None:
     state = state_of_two()
     controller, leader, consumer = state.nodes
     assert settings.for_role(state.config, Role.CONTROLLER) == {"log.level": "debug"}
@@ -157,12 +157,12 @@ def test_settings_go_to_the_nodes_that_know_them() -> None:
         ("node.id", "is set by the local cluster: remove it"),
     ],
 )
-def test_settings_that_are_refused(key: str, message: str) -> None:
+def test_unknown_and_reserved_settings_are_rejected(key: str, message: str) -> None:
     with pytest.raises(InvalidConfigError, match=message):
         settings.check_keys({key: "1"})
 
 
-def test_ports_are_free_and_different() -> None:
+def test_chosen_ports_are_free_and_distinct() -> None:
     chosen = ports.choose(20)
     assert len(set(chosen)) == 20
     with socket.create_server((ports.HOST, chosen[0])):
@@ -170,28 +170,28 @@ def test_ports_are_free_and_different() -> None:
     assert ports.is_free(chosen[0])
 
 
-@pytest.mark.skipif(not ports.CAN_RESERVE, reason="no server could listen on a port that is held")
-def test_who_holds_a_port_has_it_for_its_servers_only() -> None:
+@pytest.mark.skipif(not ports.CAN_RESERVE, reason="servers cannot listen on a reserved port here")
+def test_reserved_port_is_usable_only_by_servers_of_its_holder() -> None:
     with (
-        closing(ports.PortReservation()) as mine,
-        closing(ports.PortReservation()) as theirs,
+        closing(ports.PortReservation()) as first_reservation,
+        closing(ports.PortReservation()) as second_reservation,
         pytest.MonkeyPatch.context() as patch,
     ):
-        (port,) = mine.choose(1)
+        (port,) = first_reservation.choose(1)
         patch.setattr(ports, "FIRST", port)
         patch.setattr(ports, "_last_port", lambda: port)
-        for others in (ports.choose, theirs.choose):
+        for others in (ports.choose, second_reservation.choose):
             with pytest.raises(ClusterError, match="found only 0 of 1 free ports"):
                 others(1)
         with closing(socket.socket()) as client:
             assert client.connect_ex((ports.HOST, port)) == errno.ECONNREFUSED
-        assert ports.is_free(port)  # to servers
-        for _ in range(2):  # a node and, beside the end of one of its connections, the same node again
+        assert ports.is_free(port)  # for servers
+        for _ in range(2):  # a node, then its restart while an old connection closes
             with socket.create_server((ports.HOST, port)) as server, socket.create_connection((ports.HOST, port)):
                 server.accept()[0].close()
 
 
-def test_a_process_is_more_than_its_pid() -> None:
+def test_process_is_identified_by_more_than_its_pid() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         identity = processes.identity(child.pid)
@@ -203,7 +203,7 @@ def test_a_process_is_more_than_its_pid() -> None:
         os.waitid(os.P_PID, child.pid, os.WSTOPPED)
         assert processes.state_of(child.pid, identity) is ProcessState.PAUSED
         assert processes.send(child.pid, identity, signal.SIGKILL)
-        assert processes.wait_gone([(child.pid, identity)], 60)  # a zombie is gone
+        assert processes.wait_gone([(child.pid, identity)], 60)  # a zombie counts as gone
         assert processes.state_of(child.pid, identity) is ProcessState.GONE
     finally:
         child.kill()
@@ -211,11 +211,11 @@ def test_a_process_is_more_than_its_pid() -> None:
     assert not processes.send(child.pid, identity, signal.SIGKILL)
 
 
-def test_probes_of_what_does_not_answer() -> None:
+def test_probe_of_closed_port_returns_none() -> None:
     assert processes.probe(f"{ports.HOST}:{ports.choose(1)[0]}", "/readyz") is None
 
 
-def test_the_end_of_a_log(tmp_path: Path) -> None:
+def test_log_tail_returns_last_lines(tmp_path: Path) -> None:
     log = tmp_path / "node.log"
     log.write_text("old\n" + "".join(f"line {number}\n" for number in range(30)))
     assert processes.log_tail(log, 4, lines=2) == ["line 28", "line 29"]
@@ -223,15 +223,15 @@ def test_the_end_of_a_log(tmp_path: Path) -> None:
     assert processes.log_tail(tmp_path / "missing", 0, lines=2) == []
 
 
-def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_failed_write_leaves_no_temporary_file(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").mkdir()
     with pytest.raises(ClusterError, match=r"cannot write .*cluster\.json: "):
         state_of_two().write(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["cluster.json"]
 
 
-def test_the_file_for_clients_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    """A node that is started writes it again; clients may be reading it."""
+def test_client_properties_are_replaced_atomically(tmp_path: Path) -> None:
+    """A starting node writes the file again while clients may read it."""
     nodes = [node.at(tmp_path, has_tls=True) for node in plan((), Counts(1, 1, 0, 0), tmp_path)]
     certificates.ensure(tmp_path, nodes)
     file, opened = tmp_path / certificates.CLIENT_PROPERTIES, tmp_path / "opened"
@@ -243,7 +243,7 @@ def test_the_file_for_clients_is_replaced_as_a_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["down", "stop"])
-def test_nodes_stop_on_a_disk_that_takes_nothing(tmp_path: Path, command: str) -> None:
+def test_nodes_stop_when_cluster_file_cannot_be_written(tmp_path: Path, command: str) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         node = replace(plan((), Counts(1, 1, 0, 0), tmp_path)[0], pid=child.pid, process=processes.identity(child.pid))
@@ -252,7 +252,7 @@ def test_nodes_stop_on_a_disk_that_takes_nothing(tmp_path: Path, command: str) -
         cluster = ProcessCluster(tmp_path)
         cluster.down() if command == "down" else cluster.stop(node.name)
         assert child.wait(60) == -signal.SIGTERM
-        assert [one.state for one in cluster.status()] == ["stopped"]
+        assert [status.state for status in cluster.status()] == ["stopped"]
         assert cluster.down() is False
     finally:
         child.kill()

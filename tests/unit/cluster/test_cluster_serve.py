@@ -1,4 +1,4 @@
-"""`python -m kipmesh.cluster.serve`: what it tells of its addresses, what it refuses, and that SIGTERM ends it."""
+"""`python -m kipmesh.cluster.serve`: advertised addresses, invalid usage, and the end by SIGTERM."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ def options(file: Path | None, brokers: int = 2) -> Namespace:
     return Namespace(advertise_file=file, advertise="10.0.0.7", brokers=brokers)
 
 
-def test_a_broker_listens_on_two_ports_of_all_addresses_and_tells_what_was_said() -> None:
+def test_broker_listens_on_all_addresses_and_advertises_given_ones() -> None:
     node = NodeInfo("follower-1", Role.FOLLOWER, 2, "rack-b", grpc="127.0.0.1:5000")
-    said = serve.listeners(node, ADVERTISED)
-    assert said["listeners"] == "MESH://127.0.0.1:5000,MESH_HOST://0.0.0.0:9201,KAFKA_HOST://0.0.0.0:9301"
-    assert said["advertised.listeners"] == "MESH_HOST://mesh.example:2,KAFKA_HOST://kafka.example:4"
+    advertised = serve.listeners(node, ADVERTISED)
+    assert advertised["listeners"] == "MESH://127.0.0.1:5000,MESH_HOST://0.0.0.0:9201,KAFKA_HOST://0.0.0.0:9301"
+    assert advertised["advertised.listeners"] == "MESH_HOST://mesh.example:2,KAFKA_HOST://kafka.example:4"
 
 
-def test_a_controller_is_for_the_nodes_alone() -> None:
+def test_controller_has_no_external_listener() -> None:
     assert serve.listeners(NodeInfo("controller-1", Role.CONTROLLER, 1001, "rack-a"), ADVERTISED) == {}
 
 
-def test_one_host_for_all_ports() -> None:
-    said = serve._advertised(options(None), threading.Event())
-    assert said == {"mesh": ["10.0.0.7:9200", "10.0.0.7:9201"], "kafka": ["10.0.0.7:9300", "10.0.0.7:9301"]}
+def test_advertised_host_applies_to_all_ports() -> None:
+    advertised = serve._advertised(options(None), threading.Event())
+    assert advertised == {"mesh": ["10.0.0.7:9200", "10.0.0.7:9201"], "kafka": ["10.0.0.7:9300", "10.0.0.7:9301"]}
 
 
-def test_a_file_is_waited_for_until_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_waits_for_complete_advertise_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "advertised.json"
     text = json.dumps(ADVERTISED)
     steps = iter([lambda: None, lambda: file.write_text(text[:20]), lambda: file.write_text(text)])
@@ -60,14 +60,14 @@ def test_a_file_is_waited_for_until_it_is_whole(tmp_path: Path, monkeypatch: pyt
     assert serve._advertised(options(file), Event()) == ADVERTISED
 
 
-def test_who_is_ended_before_waits_no_longer(tmp_path: Path) -> None:
-    ends = threading.Event()
-    ends.set()
-    assert serve._advertised(options(tmp_path / "never.json"), ends) is None
+def test_serve_stops_waiting_when_ended(tmp_path: Path) -> None:
+    stop_event = threading.Event()
+    stop_event.set()
+    assert serve._advertised(options(tmp_path / "never.json"), stop_event) is None
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"mesh": ["a:1"], "kafka": ["a:2", "b:3"]}', "1"])
-def test_a_file_of_other_things_is_refused(tmp_path: Path, text: str) -> None:
+def test_invalid_advertise_file_is_rejected(tmp_path: Path, text: str) -> None:
     file = tmp_path / "advertised.json"
     file.write_text(text)
     with pytest.raises(ValueError, match="must contain 2 addresses for mesh and for kafka"):
@@ -75,7 +75,7 @@ def test_a_file_of_other_things_is_refused(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "error"),
     [
         (["--brokers", "10"], 2, "invalid choice: 10"),
         (["--controllers", "2"], 2, "invalid choice: 2"),
@@ -85,23 +85,23 @@ def test_a_file_of_other_things_is_refused(tmp_path: Path, text: str) -> None:
         (["--dir", "/nowhere/at/all"], 1, "kipmesh: "),
     ],
 )
-def test_wrong_usage_is_told_in_one_line(
-    arguments: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_serve_reports_usage_error_in_one_line(
+    arguments: list[str], code: int, error: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     try:
-        found = serve.main(arguments)
-    except SystemExit as ended:
-        found = int(ended.code or 0)
-    assert found == code
-    said = capsys.readouterr().err.strip().splitlines()
-    assert told in said[-1]
-    assert code == 2 or len(said) == 1
+        exit_code = serve.main(arguments)
+    except SystemExit as exit_error:
+        exit_code = int(exit_error.code or 0)
+    assert exit_code == code
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert error in lines[-1]
+    assert code == 2 or len(lines) == 1
 
 
-def test_it_serves_until_sigterm(tmp_path: Path) -> None:
-    held = ports.PortReservation()  # its nodes' own ports are others
-    mesh, kafka = held.choose(2)
+def test_serve_runs_until_sigterm(tmp_path: Path) -> None:
+    reservation = ports.PortReservation()  # the nodes use other ports
+    mesh, kafka = reservation.choose(2)
     command = [sys.executable, "-c", _SCRIPT, str(mesh), str(kafka), "--dir", str(tmp_path)]
     process = subprocess.Popen([*command, "--config", "num.partitions=2"], stdout=subprocess.PIPE, text=True)
     try:
@@ -114,5 +114,5 @@ def test_it_serves_until_sigterm(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.communicate()
-        held.close()
+        reservation.close()
     assert not list(tmp_path.iterdir())
