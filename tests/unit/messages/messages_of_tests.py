@@ -1,4 +1,4 @@
-"""Every declared message, hypothesis strategies of their values, and the same messages in Google's protobuf."""
+"""All declared messages, hypothesis strategies for their values, and conversions to Google's protobuf classes."""
 
 from __future__ import annotations
 
@@ -65,17 +65,17 @@ def _value(each: Field, version: int | None) -> st.SearchStrategy[Any]:
 
 @cache
 def values(of: type[Message], version: int | None = None) -> st.SearchStrategy[Any]:
-    """Values of a message: those that gRPC can carry, or those that a version of Kafka's format can state."""
+    """Return a strategy for values that protobuf can encode or, with `version`, that Kafka's format can encode."""
     parts = {}
     for each in of.message_fields:
         if each.number is not None if version is None else version in each.versions:
             parts[each.name] = _value(each, version)
-    return st.fixed_dictionaries(parts).map(lambda given: of(**given))
+    return st.fixed_dictionaries(parts).map(lambda fields: of(**fields))
 
 
 @lru_cache(maxsize=1)
 def google() -> dict[str, Any]:
-    """The message classes that protoc and Google's library make of `protos/`, by name."""
+    """Return the classes that protoc and Google's library generate from `protos/`, by name."""
     with tempfile.NamedTemporaryFile() as out:
         files = sorted(map(str, PROTOS.glob("kipmesh/v1/*.proto")))
         assert protoc.main(["protoc", f"-I{PROTOS}", f"--descriptor_set_out={out.name}", *files]) == 0
@@ -86,7 +86,7 @@ def google() -> dict[str, Any]:
         file = pending.pop(0)
         try:
             pool.Add(file)
-        except TypeError:  # a file that it imports comes later
+        except TypeError:  # an imported file is still pending
             pending.append(file)
     return {
         message.name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"kipmesh.v1.{message.name}"))
@@ -96,35 +96,35 @@ def google() -> dict[str, Any]:
 
 
 def to_google(value: Message) -> Any:
-    """The same value as a message of Google's library."""
-    made = google()[type(value).__name__]()
+    """Convert a declared message to a message of Google's library."""
+    converted = google()[type(value).__name__]()
     for each in carried_fields(type(value)):
-        found = getattr(value, each.name)
-        if each.null_flag is not None and found is None:
-            setattr(made, each.null_flag.name, True)
+        field_value = getattr(value, each.name)
+        if each.null_flag is not None and field_value is None:
+            setattr(converted, each.null_flag.name, True)
         elif isinstance(each.type, Array):
-            items = [to_google(item) if isinstance(item, Message) else item for item in found]
-            getattr(made, each.proto_name).extend(items)
-        elif isinstance(found, Message):
-            getattr(made, each.proto_name).CopyFrom(to_google(found))
-        elif found is not None and found != each.default:
-            setattr(made, each.proto_name, found)
-    return made
+            items = [to_google(item) if isinstance(item, Message) else item for item in field_value]
+            getattr(converted, each.proto_name).extend(items)
+        elif isinstance(field_value, Message):
+            getattr(converted, each.proto_name).CopyFrom(to_google(field_value))
+        elif field_value is not None and field_value != each.default:
+            setattr(converted, each.proto_name, field_value)
+    return converted
 
 
 def from_google(of: type[Message], message: Any) -> Any:
-    """The declared message that a message of Google's library states."""
-    given: dict[str, Any] = {}
+    """Convert a message of Google's library to the declared message."""
+    values: dict[str, Any] = {}
     for each in carried_fields(of):
-        found = getattr(message, each.proto_name)
+        field_value = getattr(message, each.proto_name)
         kind = item_type(each)
         if isinstance(each.type, Array):
             is_null = each.null_flag is not None and getattr(message, each.null_flag.name)
-            items = tuple([from_google(kind, item) if is_message(kind) else item for item in found])
-            given[each.name] = None if is_null else items
+            items = tuple([from_google(kind, item) if is_message(kind) else item for item in field_value])
+            values[each.name] = None if is_null else items
         elif is_message(kind):
-            given[each.name] = from_google(kind, found) if message.HasField(each.proto_name) else each.default
+            values[each.name] = from_google(kind, field_value) if message.HasField(each.proto_name) else each.default
         else:
             has_presence = message.DESCRIPTOR.fields_by_name[each.proto_name].has_presence
-            given[each.name] = found if not has_presence or message.HasField(each.proto_name) else each.default
-    return of(**given)
+            values[each.name] = field_value if not has_presence or message.HasField(each.proto_name) else each.default
+    return of(**values)

@@ -1,4 +1,4 @@
-"""Kafka's wire format and records: hostile tagged fields, newer versions, what a version cannot state."""
+"""Kafka's wire format: malformed tagged fields, control records of newer versions, and zero ids."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kipmesh.messages.records.control import LeaderChangeMessage, SnapshotFooter
 from kipmesh.messages.table import find_api
 
 
-def test_a_tagged_field_that_is_read_beyond_its_size_is_malformed() -> None:
-    """Reading it again and again took minutes of the event loop for one frame (LIM-03)."""
+def test_tagged_field_with_value_beyond_its_size_is_malformed() -> None:
+    """Repeated reads of such a field once blocked the event loop for minutes per frame (LIM-03)."""
     fetch = find_api("Fetch")
     out = Out()
     fetch.request_codec(12).write(out, m.FetchRequest())
@@ -28,7 +28,7 @@ def test_a_tagged_field_that_is_read_beyond_its_size_is_malformed() -> None:
         fetch.decode(memoryview(bytes(body)), 0, 12)
 
 
-def test_control_records_of_a_newer_version_are_read() -> None:
+def test_control_records_of_newer_versions_are_decoded() -> None:
     assert decode_control(SnapshotHeader, struct.pack(">hq", 1, 5) + b"\x05abc") == SnapshotHeader(1, 5)
     assert decode_control(SnapshotFooter, struct.pack(">h", 1) + b"more") == SnapshotFooter(1)
     change = LeaderChangeMessage(0, 3, (Voter(1), Voter(3)), (Voter(3),))
@@ -38,7 +38,7 @@ def test_control_records_of_a_newer_version_are_read() -> None:
             decode_control(of, b"\x00")
 
 
-def test_a_zero_id_is_the_default_of_its_field() -> None:
+def test_zero_uuid_decodes_to_default_of_field() -> None:
     codec = Codec(m.FetchTopic, 13, flexible=True)
     out = Out()
     codec.write(out, m.FetchTopic(topic_id=b""))

@@ -1,4 +1,4 @@
-"""The protobuf codec of the declarations against Google's implementation and the committed `protos/`."""
+"""The protobuf codec of declared messages, compared with Google's implementation and the committed `protos/`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tools import gen_protos
 _IDS = [of.__name__ for of in CARRIED]
 
 
-def test_committed_protos_are_what_the_declarations_state() -> None:
+def test_committed_protos_match_declarations() -> None:
     assert gen_protos.main(["--check"]) == 0, "make docs"
 
 
-def test_a_field_number_that_changed_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_generator_refuses_changed_field_number(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     changed = tmp_path / "field_numbers.txt"
     changed.write_text(gen_protos.NUMBERS.read_text() + "FetchRequest.rack_id = 99 string\n")
     monkeypatch.setattr(gen_protos, "NUMBERS", changed)
@@ -31,14 +31,14 @@ def test_a_field_number_that_changed_is_an_error(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("of", CARRIED, ids=_IDS)
-def test_each_field_number_is_used_once(of: Any) -> None:
+def test_field_numbers_are_unique_within_message(of: Any) -> None:
     fields = proto.carried_fields(of)
-    numbers = [each.number for each in fields] + [each.null_flag.number for each in fields if each.null_flag]
+    numbers = [field.number for field in fields] + [field.null_flag.number for field in fields if field.null_flag]
     assert len(numbers) == len(set(numbers))
 
 
 @pytest.mark.parametrize("of", [of for of in CARRIED if of.__name__ in google()], ids=lambda of: of.__name__)
-def test_both_implementations_read_and_write_the_same(of: Any) -> None:
+def test_codec_reads_and_writes_same_bytes_as_google(of: Any) -> None:
     @settings(max_examples=15, deadline=None, database=None)
     @given(values(of))
     def check(value: Any) -> None:
@@ -51,8 +51,8 @@ def test_both_implementations_read_and_write_the_same(of: Any) -> None:
 
 
 @pytest.mark.parametrize("of", [m.FetchRequest, m.FetchResponse, m.BrokerHeartbeatRequest, m.MetadataRequest])
-def test_damaged_messages_are_refused_or_read_as_google_reads_them(of: Any) -> None:
-    """A message field that occurs twice is the one difference: Google merges the two."""
+def test_damaged_messages_are_malformed_or_decoded_as_by_google(of: Any) -> None:
+    """The only difference: Google merges a message field that occurs twice."""
     source, examples = Random(f"{of.__name__} 7"), []
 
     @settings(max_examples=30, deadline=None, database=None)
@@ -65,13 +65,13 @@ def test_damaged_messages_are_refused_or_read_as_google_reads_them(of: Any) -> N
     for _ in range(3000):
         data = bytearray(source.choice(examples))
         for _ in range(source.randrange(1, 4)):
-            at = source.randrange(len(data) + 1)
+            position = source.randrange(len(data) + 1)
             if data and source.random() < 0.4:
-                del data[at - 1 : at - 1 + source.randrange(1, 4)]
+                del data[position - 1 : position - 1 + source.randrange(1, 4)]
             else:
-                data[at : at + source.randrange(2)] = bytes([source.randrange(256)])
+                data[position : position + source.randrange(2)] = bytes([source.randrange(256)])
         try:
-            found = proto.decode(of, bytes(data))
+            decoded = proto.decode(of, bytes(data))
         except MalformedError:
             outcomes["refused"] += 1
             continue
@@ -80,13 +80,13 @@ def test_damaged_messages_are_refused_or_read_as_google_reads_them(of: Any) -> N
             theirs = google()[of.__name__].FromString(bytes(data))
         except DecodeError:
             continue
-        if theirs.SerializeToString() == to_google(found).SerializeToString():
-            assert from_google(of, theirs) == found
+        if theirs.SerializeToString() == to_google(decoded).SerializeToString():
+            assert from_google(of, theirs) == decoded
     assert min(outcomes.values()) > 100
 
 
 @pytest.mark.parametrize(
-    ("data", "why"),
+    ("data", "fault"),
     [
         (b"\x22\x05\x0a", "cut inside a list"),
         (b"\x08", "a number without a byte"),
@@ -97,7 +97,7 @@ def test_damaged_messages_are_refused_or_read_as_google_reads_them(of: Any) -> N
         (b"\xa2\x06\x10abc", "an unknown field that is cut"),
     ],
 )
-def test_invalid_bytes_raise_malformed_error(data: bytes, why: str) -> None:
+def test_invalid_bytes_raise_malformed_error(data: bytes, fault: str) -> None:
     with pytest.raises(MalformedError):
         proto.decode(m.FetchRequest, data)
 
@@ -108,7 +108,7 @@ def test_unknown_fields_are_skipped() -> None:
     assert proto.decode(m.FetchRequest, unknown + proto.encode(known) + unknown) == known
 
 
-def test_a_null_list_with_items_is_malformed() -> None:
+def test_null_list_with_items_is_malformed() -> None:
     data = proto.encode(m.MetadataRequest(topics=None)) + proto.encode(
         m.MetadataRequest([m.MetadataRequestTopic(name="t")])
     )
@@ -127,12 +127,12 @@ def test_a_null_list_with_items_is_malformed() -> None:
         m.ForgottenTopic(partitions=[2**40]),
     ],
 )
-def test_what_a_type_cannot_state_is_refused(value: Any) -> None:
+def test_values_outside_range_of_type_are_refused(value: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
         proto.encode(value)
 
 
-def test_large_records_are_joined_once_and_in_place() -> None:
+def test_large_records_are_encoded_in_order() -> None:
     topics = [
         m.FetchableTopicResponse("t", b"", [m.PartitionData(index, records=bytes([index]) * size)])
         for index, size in enumerate([10, 20_000, 0, 9_000])
@@ -144,7 +144,7 @@ def test_large_records_are_joined_once_and_in_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "stated"),
+    ("value", "encoded"),
     [
         (
             m.FetchRequest(
@@ -181,11 +181,11 @@ def test_large_records_are_joined_once_and_in_place() -> None:
         ),
     ],
 )
-def test_messages_of_version_0_1_are_read(value: Any, stated: str) -> None:
-    """Nodes of the version before state defaults on the wire that this version leaves out."""
-    assert proto.decode(type(value), bytes.fromhex(stated)) == value
+def test_messages_of_version_0_1_are_decoded(value: Any, encoded: str) -> None:
+    """Version 0.1 encodes default values, which this version omits."""
+    assert proto.decode(type(value), bytes.fromhex(encoded)) == value
 
 
-def test_an_unpacked_bool_is_true_for_every_number_but_0() -> None:
+def test_bool_is_true_for_every_number_except_0() -> None:
     assert proto.decode(m.MetadataRequest, b"\x18\x02").allow_auto_topic_creation is True
     assert proto.decode(m.MetadataRequest, b"\x18\x00").allow_auto_topic_creation is False

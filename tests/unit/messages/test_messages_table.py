@@ -1,4 +1,4 @@
-"""The table of APIs: its rows agree with Apache Kafka's names, and errors have a place in every response."""
+"""The table of APIs: names and versions of Apache Kafka, handlers, and error responses."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from tests.unit.messages.messages_of_tests import values
 
 
 @pytest.mark.parametrize("api", KAFKA_APIS.values(), ids=lambda api: api.name)
-def test_api_names_and_versions_are_kafkas(api: Api) -> None:
+def test_api_names_and_versions_match_kafka(api: Api) -> None:
     assert api.key is not None
     for version in range(api.versions.first, api.versions.last + 1):
         module = load_payload_module(api.key, version, EntityType.request)
         name = "ListConfigResources" if api.name == "ListConfigResources" else api.name
-        assert any(hasattr(module, f"{one}Request") for one in (name, "ListClientMetricsResources")), (
+        assert any(hasattr(module, f"{candidate}Request") for candidate in (name, "ListClientMetricsResources")), (
             api.name,
             version,
         )
 
 
-def test_keys_and_rpc_names_are_unique() -> None:
+def test_api_keys_and_rpc_paths_are_unique() -> None:
     assert len(KAFKA_APIS) == len([api for api in APIS if api.versions != NEVER])
     paths = [method.path for methods in METHODS.values() for method in methods.values()]
     assert len(paths) == len(set(paths))
 
 
 @pytest.mark.parametrize("api", APIS, ids=lambda api: f"{api.role.value} {api.name}")
-def test_every_api_has_a_handler_where_its_role_says(api: Api) -> None:
+def test_every_api_has_handler_for_its_role(api: Api) -> None:
     on_broker = coroutines_in(broker_handlers)
     on_controller = coroutines_in(controller_handlers)
     if api.role is Role.BROKER:
@@ -54,55 +54,55 @@ def test_every_api_has_a_handler_where_its_role_says(api: Api) -> None:
 
 
 @pytest.mark.parametrize("api", KAFKA_APIS.values(), ids=lambda api: api.name)
-def test_every_version_can_refuse_a_request(api: Api) -> None:
-    """A version without a field for the error gets none, and the connection ends."""
+def test_every_version_encodes_its_error_response(api: Api) -> None:
+    """A version without an error field has no error response; the connection is closed instead."""
     for version in range(api.versions.first, api.versions.last + 1):
-        response = api.error_response(api.request(), ErrorCode.UNKNOWN_SERVER_ERROR, "because", version)
+        response = api.error_response(api.request(), ErrorCode.UNKNOWN_SERVER_ERROR, "message", version)
         if response is not None:
             frame = api.encode(1, version, response)
             assert len(frame) + sum(map(len, frame.parts)) > 8
 
 
-def test_an_error_is_at_every_item_that_the_request_names() -> None:
+def test_error_response_has_error_for_each_requested_item() -> None:
     request: Any = m.ListOffsetsRequest(topics=(m.ListOffsetsTopic("t", partitions=(m.ListOffsetsPartition(4),)),))
-    response: Any = find_api("ListOffsets").error_response(request, 7, "why")
+    response: Any = find_api("ListOffsets").error_response(request, 7, "message")
     assert response == m.ListOffsetsResponse(
         topics=(m.ListOffsetsTopicResponse("t", partitions=(m.ListOffsetsPartitionResponse(4, 7),)),)
     )
     request = m.DeleteTopicsRequest((m.DeleteTopicState("a"), m.DeleteTopicState(None, b"i" * 16)))
-    response = find_api("DeleteTopics").error_response(request, 7, "why", 6)
-    assert [(one.name, one.topic_id, one.error_code, one.error_message) for one in response.responses] == [
-        ("a", b"", 7, "why"),
-        (None, b"i" * 16, 7, "why"),
+    response = find_api("DeleteTopics").error_response(request, 7, "message", 6)
+    assert [(item.name, item.topic_id, item.error_code, item.error_message) for item in response.responses] == [
+        ("a", b"", 7, "message"),
+        (None, b"i" * 16, 7, "message"),
     ]
     request = m.DeleteTopicsRequest(topic_names=("a",))
-    response = find_api("DeleteTopics").error_response(request, 7, "why", 1)
-    assert [(one.name, one.error_code) for one in response.responses] == [("a", 7)]
+    response = find_api("DeleteTopics").error_response(request, 7, "message", 1)
+    assert [(item.name, item.error_code) for item in response.responses] == [("a", 7)]
 
 
-def test_a_user_that_is_named_twice_is_refused_once() -> None:
+def test_error_response_has_each_user_once() -> None:
     request = m.AlterUserScramCredentialsRequest(
         (m.ScramCredentialDeletion("u", 1),), (m.ScramCredentialUpsertion("u", 2), m.ScramCredentialUpsertion("v", 1))
     )
-    response: Any = find_api("AlterUserScramCredentials").error_response(request, 7, "why")
-    assert [one.user for one in response.results] == ["u", "v"]
+    response: Any = find_api("AlterUserScramCredentials").error_response(request, 7, "message")
+    assert [result.user for result in response.results] == ["u", "v"]
 
 
-def test_a_fetch_is_refused_partition_by_partition() -> None:
-    """The error of a Fetch response itself is of its session alone (227-05)."""
+def test_fetch_error_response_has_error_for_each_partition() -> None:
+    """The top-level error of a Fetch response is only for session errors (227-05)."""
     topic = m.FetchTopic("t", partitions=(m.FetchPartition(3),))
     response: Any = find_api("Fetch").error_response(m.FetchRequest(topics=(topic,)), 6, None, 12)
     assert response.error_code == 0
     assert response.responses[0].partitions[0][:2] == (3, 6)
 
 
-def test_a_topic_that_is_named_twice_is_refused_twice() -> None:
+def test_error_response_repeats_repeated_topic() -> None:
     request = m.CreateTopicsRequest((m.CreatableTopic("t"), m.CreatableTopic("t")))
-    response: Any = find_api("CreateTopics").error_response(request, 7, "why")
-    assert [one.name for one in response.topics] == ["t", "t"]
+    response: Any = find_api("CreateTopics").error_response(request, 7, "message")
+    assert [topic.name for topic in response.topics] == ["t", "t"]
 
 
-def test_a_declaration_with_postponed_annotations_is_refused() -> None:
+def test_declaration_with_postponed_annotations_is_refused() -> None:
     source = """
 from __future__ import annotations
 from kipmesh.messages.schema import Int32, Message, field
@@ -114,16 +114,16 @@ class Late(Message):
 
 
 def _plain_errors(value: Any) -> list[int]:
-    """The oracle: every `error_code` of a message and of the messages in it."""
-    found = [value.error_code] if getattr(value, "error_code", 0) else []
+    """Collect the error codes of a message and its nested messages; the oracle for `Api.errors`."""
+    codes = [value.error_code] if getattr(value, "error_code", 0) else []
     for part in value:
         for item in part if isinstance(part, tuple) and not isinstance(part, Message) else ():
-            found += _plain_errors(item) if isinstance(item, Message) else []
-    return found
+            codes += _plain_errors(item) if isinstance(item, Message) else []
+    return codes
 
 
 @pytest.mark.parametrize("api", KAFKA_APIS.values(), ids=lambda api: api.name)
-def test_errors_of_a_response_are_all_found(api: Api) -> None:
+def test_api_errors_finds_all_error_codes(api: Api) -> None:
     @settings(max_examples=20, deadline=None, database=None)
     @given(values(api.response, api.versions.last))
     def check(response: Any) -> None:
@@ -132,12 +132,12 @@ def test_errors_of_a_response_are_all_found(api: Api) -> None:
     check()
 
 
-def test_what_is_reconciled_is_forwarded() -> None:
+def test_reconciled_apis_are_forwarded_mutations() -> None:
     for api in APIS:
         assert not api.reconciles or (api.role is Role.FORWARDED and api.is_mutation), api.name
 
 
-def test_a_response_that_is_not_active_in_part_has_a_success() -> None:
+def test_response_with_one_successful_item_has_success() -> None:
     api = find_api("CreateTopics")
     both = (m.CreatableTopicResult("a", error_code=41), m.CreatableTopicResult("b"))
     assert api.has_success(m.CreateTopicsResponse(topics=both))

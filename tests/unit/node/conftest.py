@@ -1,4 +1,4 @@
-"""Fixtures that tests of processes' probes share."""
+"""Fixtures for tests of probes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kipmesh.node import health, http
 
 
 @pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is slow is not who does not answer."""
+def long_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raise the timeouts of probes, so that a slow machine still responds in time."""
     monkeypatch.setattr(health, "TIMEOUT_S", 60.0)
     monkeypatch.setattr(http, "LOOP_RESPONSE_TIMEOUT_S", 60.0)

@@ -1,4 +1,4 @@
-"""A process that runs a node which does as it is told; the runtime's tests start it.
+"""A process with a fake node, started by the tests of the runtime.
 
 Usage: python node_of_tests.py BEHAVIOUR [options of every service]
 """
@@ -20,7 +20,7 @@ from kipmesh.node.runtime import Service, main
 
 
 class NodeOfTestsConfig(Config):
-    """What the runtime needs, and one key."""
+    """The keys that the runtime needs, and one more."""
 
     http_listener: str = "127.0.0.1:0"
     log_level: str = "info"
@@ -40,9 +40,9 @@ class NodeOfTests:
     async def start(self) -> None:
         match self._behaviour:
             case "foreign":
-                self.failed.cancel()  # as a node does that cleans up by its own stop
+                self.failed.cancel()  # as a node that stops itself for cleanup
                 await asyncio.sleep(0.05)
-                raise KafkaError(ErrorCode.INCONSISTENT_CLUSTER_ID, "the folder belongs to\nanother cluster")
+                raise KafkaError(ErrorCode.INCONSISTENT_CLUSTER_ID, "the directory belongs to\nanother cluster")
             case "bug":
                 raise ZeroDivisionError("a bug")
             case "slow-start":
@@ -62,7 +62,7 @@ class NodeOfTests:
 if __name__ == "__main__":
     behaviour = sys.argv.pop(1)
     if behaviour != "blocks":
-        http.LOOP_RESPONSE_TIMEOUT_S = 60.0  # who is slow with the machine is not blocked
+        http.LOOP_RESPONSE_TIMEOUT_S = 60.0  # a slow machine does not count as a blocked loop
     service = Service(
         module="node_of_tests",
         summary="A node for tests.",

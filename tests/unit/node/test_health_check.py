@@ -1,4 +1,4 @@
-"""The health check of containers: exit codes by what a process answers."""
+"""The health check of containers: exit codes for responses of a process."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from prometheus_client import CollectorRegistry
 from kipmesh.node import health
 from kipmesh.node.http import Conditions, ProbeServer
 
-pytestmark = pytest.mark.usefixtures("patience")
+pytestmark = pytest.mark.usefixtures("long_timeouts")
 
 
 @pytest.fixture
 async def probes() -> AsyncIterator[Callable[[bool], str]]:
-    """A process's own server; called with whether it is ready, gives its address."""
+    """A function that starts a probe server with the given readiness and returns its address."""
     import asyncio
 
     started: list[ProbeServer] = []
@@ -39,14 +39,16 @@ async def _check(arguments: list[str], environment: dict[str, str]) -> int:
     return await asyncio.to_thread(health.main, arguments, environment)
 
 
-async def test_ready_process_is_healthy(probes: Callable[[bool], str], capsys: pytest.CaptureFixture[str]) -> None:
+async def test_health_check_passes_for_ready_process(
+    probes: Callable[[bool], str], capsys: pytest.CaptureFixture[str]
+) -> None:
     address = probes(True)
     assert await _check([], {health.VARIABLE: address}) == 0
     assert capsys.readouterr().out == "ready\n"
     assert await _check([address.rpartition(":")[2]], {}) == 0
 
 
-async def test_process_that_is_not_ready_is_not_healthy_but_lives(
+async def test_health_check_fails_for_process_that_is_alive_but_not_ready(
     probes: Callable[[bool], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     address = probes(False)
@@ -56,24 +58,24 @@ async def test_process_that_is_not_ready_is_not_healthy_but_lives(
     assert await _check(["--path", "/nowhere"], {health.VARIABLE: address}) == 1
 
 
-def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_health_check_fails_without_listening_process(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))  # bound, but not listening
         port = taken.getsockname()[1]
         assert health.main([str(port)], {}) == 1
     assert f"no response from 127.0.0.1:{port}/readyz" in capsys.readouterr().out
 
 
-def test_what_is_no_http_is_not_healthy(capsys: pytest.CaptureFixture[str]) -> None:
+def test_health_check_fails_for_response_that_is_not_http(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def answer() -> None:
+        def respond() -> None:
             connection, _ = server.accept()
             with connection:
                 connection.recv(4096)
                 connection.sendall(b"hello\r\n\r\n")
 
-        thread = threading.Thread(target=answer)
+        thread = threading.Thread(target=respond)
         thread.start()
         assert health.main([str(server.getsockname()[1])], {}) == 1
         thread.join()
@@ -83,6 +85,8 @@ def test_what_is_no_http_is_not_healthy(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     "arguments", [[], ["x"], ["0"], ["99999"], ["1", "2"], ["9404", "--path"], ["9404", "--path", "x"]]
 )
-def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_health_check_exits_with_2_for_wrong_arguments(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert health.main(arguments, {}) == 2
     assert "usage:" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Free space of data folders, as Prometheus sees it."""
+"""Metrics of the disk space of data directories."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kipmesh.core.config.node import ConsumerServiceConfig
 from kipmesh.node.http import DiskSpaceCollector, data_directories
 
 
-def test_folders_are_those_of_the_configuration() -> None:
+def test_data_directories_come_from_configuration() -> None:
     assert data_directories(BrokerConfig.model_construct(log_dirs=("a", "b"), metadata_log_dir="")) == ("a", "b")
     assert data_directories(BrokerConfig.model_construct(log_dirs=("a", "b"), metadata_log_dir="b")) == ("a", "b")
     assert data_directories(BrokerConfig.model_construct(log_dirs=("a",), metadata_log_dir="m")) == ("a", "m")
@@ -20,7 +20,7 @@ def test_folders_are_those_of_the_configuration() -> None:
     assert data_directories(ConsumerServiceConfig.model_construct()) == ()
 
 
-def test_a_folder_that_is_gone_has_no_value_and_hides_no_other(tmp_path: Path) -> None:
+def test_missing_directory_has_no_disk_metrics_and_hides_no_other(tmp_path: Path) -> None:
     registry = CollectorRegistry()
     here, gone = str(tmp_path), str(tmp_path / "gone")
     registry.register(DiskSpaceCollector([gone, here]))

@@ -1,3 +1,5 @@
+"""A node process: signals, probes, metrics, exit codes and error messages."""
+
 from __future__ import annotations
 
 import json
@@ -22,7 +24,7 @@ Start = Callable[..., subprocess.Popen[str]]
 def start() -> Iterator[Start]:
     children: list[subprocess.Popen[str]] = []
 
-    def start_one(behaviour: str, *arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
+    def start_process(behaviour: str, *arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
         child = subprocess.Popen(
             [sys.executable, str(SCRIPT), behaviour, *arguments],
             stdin=stdin,
@@ -33,7 +35,7 @@ def start() -> Iterator[Start]:
         children.append(child)
         return child
 
-    yield start_one
+    yield start_process
     for child in children:
         child.kill()
         child.wait()
@@ -54,15 +56,15 @@ def wait_for_event(child: subprocess.Popen[str], event: str) -> dict[str, object
 def get(port: object, path: str, method: str = "GET") -> tuple[int, str]:
     try:
         request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", method=method)
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.status, answer.read().decode()
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_cleanly(start: Start, number: signal.Signals) -> None:
+def test_signal_stops_process_cleanly(start: Start, number: signal.Signals) -> None:
     child = start("ok")
     wait_for_event(child, "started")
     child.send_signal(number)
@@ -72,7 +74,7 @@ def test_a_signal_stops_cleanly(start: Start, number: signal.Signals) -> None:
     assert [json.loads(line)["event"] for line in err.splitlines()] == ["stopping", "stopped"]
 
 
-def test_a_signal_while_it_starts_stops_it(start: Start) -> None:
+def test_signal_during_start_stops_process(start: Start) -> None:
     child = start("slow-start")
     wait_for_event(child, "probe server started")
     time.sleep(0.1)
@@ -80,7 +82,7 @@ def test_a_signal_while_it_starts_stops_it(start: Start) -> None:
     assert child.wait(60) == 0
 
 
-def test_probes_and_metrics(start: Start) -> None:
+def test_process_serves_probes_and_metrics(start: Start) -> None:
     child = start("ok")
     port = wait_for_event(child, "probe server started")["port"]
     wait_for_event(child, "started")
@@ -95,40 +97,40 @@ def test_probes_and_metrics(start: Start) -> None:
     assert get(port, "/healthz", "POST")[0] == 501
 
 
-def test_not_ready_while_it_starts(start: Start) -> None:
+def test_starting_process_is_alive_but_not_ready(start: Start) -> None:
     child = start("slow-start")
     port = wait_for_event(child, "probe server started")["port"]
     assert get(port, "/readyz") == (503, "not ready\n")
     assert get(port, "/healthz")[0] == 200
 
 
-def test_a_blocked_event_loop_is_not_healthy(start: Start) -> None:
+def test_liveness_probe_fails_if_event_loop_is_blocked(start: Start) -> None:
     child = start("blocks")
     port = wait_for_event(child, "probe server started")["port"]
     wait_for_event(child, "started")
     deadline = time.monotonic() + 60
-    while (answer := get(port, "/healthz")) == (200, "alive\n") and time.monotonic() < deadline:
-        time.sleep(0.05)  # it will block in a moment
-    assert answer == (503, "the event loop did not respond within 2 s\n")
+    while (response := get(port, "/healthz")) == (200, "alive\n") and time.monotonic() < deadline:
+        time.sleep(0.05)  # until the loop is blocked
+    assert response == (503, "the event loop did not respond within 2 s\n")
     assert get(port, "/metrics")[0] == 200
 
 
-def test_too_many_connections_are_refused(start: Start) -> None:
+def test_probe_server_refuses_connections_above_limit(start: Start) -> None:
     child = start("ok")
     port = wait_for_event(child, "probe server started")["port"]
     idle = [socket.create_connection(("127.0.0.1", int(str(port)))) for _ in range(16)]
     try:
         deadline = time.monotonic() + 60
-        while (answer := get(port, "/healthz")[0]) != 503 and time.monotonic() < deadline:
+        while (response := get(port, "/healthz")[0]) != 503 and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert answer == 503
+        assert response == 503
     finally:
-        for one in idle:
-            one.close()
+        for connection in idle:
+            connection.close()
     deadline = time.monotonic() + 60
-    while (answer := get(port, "/healthz")[0]) != 200 and time.monotonic() < deadline:
+    while (response := get(port, "/healthz")[0]) != 200 and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert answer == 200
+    assert response == 200
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,7 @@ def test_too_many_connections_are_refused(start: Start) -> None:
         (["--config-file", "/does/not/exist"], "configuration file /does/not/exist: No such file or directory"),
     ],
 )
-def test_a_wrong_configuration_is_one_line_and_exit_code_2(start: Start, arguments: list[str], line: str) -> None:
+def test_invalid_configuration_prints_one_line_and_exits_with_2(start: Start, arguments: list[str], line: str) -> None:
     child = start("ok", *arguments)
     out, err = child.communicate(timeout=60)
     assert child.returncode == 2
@@ -151,14 +153,14 @@ def test_a_wrong_configuration_is_one_line_and_exit_code_2(start: Start, argumen
     assert err.count("\n") == 1
 
 
-def test_a_start_that_fails_says_why_in_one_line(start: Start) -> None:
+def test_failed_start_prints_error_in_one_line(start: Start) -> None:
     child = start("foreign")
     _out, err = child.communicate(timeout=60)
     assert child.returncode == 1
-    assert err.splitlines()[-1] == "node_of_tests: cannot start: the folder belongs to another cluster"
+    assert err.splitlines()[-1] == "node_of_tests: cannot start: the directory belongs to another cluster"
 
 
-def test_a_bug_leaves_its_trace_in_the_log(start: Start) -> None:
+def test_unexpected_error_at_start_logs_traceback(start: Start) -> None:
     child = start("bug")
     _out, err = child.communicate(timeout=60)
     assert child.returncode == 1
@@ -166,7 +168,7 @@ def test_a_bug_leaves_its_trace_in_the_log(start: Start) -> None:
     assert "ZeroDivisionError" in json.loads(err.splitlines()[-2])["trace"]
 
 
-def test_a_node_that_cannot_go_on_ends_the_process(start: Start) -> None:
+def test_failed_node_ends_process(start: Start) -> None:
     child = start("fails")
     out, err = child.communicate(timeout=60)
     assert child.returncode == 1
@@ -174,7 +176,7 @@ def test_a_node_that_cannot_go_on_ends_the_process(start: Start) -> None:
     assert err.splitlines()[-1].startswith("node_of_tests: cannot continue: [Errno 28] No space left")
 
 
-def test_the_port_of_the_probes_may_be_taken(start: Start) -> None:
+def test_used_probe_port_prints_error_in_one_line(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         child = start("ok", "--config", f"http.listener=127.0.0.1:{port}")
@@ -184,7 +186,7 @@ def test_the_port_of_the_probes_may_be_taken(start: Start) -> None:
     assert err.splitlines() == [line]
 
 
-def test_the_end_of_the_parent_pipe_stops_it(start: Start) -> None:
+def test_closed_parent_pipe_stops_process(start: Start) -> None:
     child = start("ok", "--parent-pipe", stdin=subprocess.PIPE)
     wait_for_event(child, "started")
     assert child.stdin is not None
@@ -192,14 +194,14 @@ def test_the_end_of_the_parent_pipe_stops_it(start: Start) -> None:
     assert child.wait(60) == 0
 
 
-def test_help_shows_examples_and_the_keys(start: Start) -> None:
+def test_help_shows_examples_and_configuration_keys(start: Start) -> None:
     child = start("ok", "--help")
     assert "examples:\n  node_of_tests ok" in child.communicate(timeout=60)[0]
     child = start("ok", "--help-config")
     assert "some.number\n" in child.communicate(timeout=60)[0]
 
 
-def test_a_second_interrupt_ends_a_slow_stop(start: Start) -> None:
+def test_second_interrupt_ends_slow_stop(start: Start) -> None:
     child = start("slow-stop")
     wait_for_event(child, "started")
     child.send_signal(signal.SIGINT)

@@ -1,3 +1,5 @@
+"""Configuration of a process: voters, listeners, properties files, environment variables and overrides."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -8,7 +10,7 @@ from kipmesh.core.config import BrokerConfig, ControllerConfig
 from kipmesh.core.errors import InvalidConfigError
 from kipmesh.node import settings
 
-NEEDED = ["node.id=1", "cluster.id=c", "controller.quorum.voters=1001@127.0.0.1:1", "log.dirs=data"]
+REQUIRED = ["node.id=1", "cluster.id=c", "controller.quorum.voters=1001@127.0.0.1:1", "log.dirs=data"]
 
 
 @pytest.mark.parametrize(
@@ -25,7 +27,7 @@ NEEDED = ["node.id=1", "cluster.id=c", "controller.quorum.voters=1001@127.0.0.1:
         ("4000000000@h:1", "'4000000000@h:1': an id must be at most 2147483647"),
     ],
 )
-def test_voters_that_cannot_be(voters: str, message: str) -> None:
+def test_invalid_voters_are_refused(voters: str, message: str) -> None:
     with pytest.raises(InvalidConfigError) as caught:
         BrokerConfig.parse({"node.id": 1, "cluster.id": "c", "log.dirs": "d", "controller.quorum.voters": voters})
     assert message in str(caught.value)
@@ -33,25 +35,25 @@ def test_voters_that_cannot_be(voters: str, message: str) -> None:
 
 
 def controller(**values: str) -> ControllerConfig:
-    needed = {"node.id": "1", "cluster.id": "c", "metadata.log.dir": "d"}
-    return ControllerConfig.parse({**needed, **{key.replace("_", "."): value for key, value in values.items()}})
+    required = {"node.id": "1", "cluster.id": "c", "metadata.log.dir": "d"}
+    return ControllerConfig.parse({**required, **{key.replace("_", "."): value for key, value in values.items()}})
 
 
 @pytest.mark.parametrize(
     "values",
     [
-        {"listeners": "MESH://0.0.0.0:9093"},  # a container's: another host, the same port
+        {"listeners": "MESH://0.0.0.0:9093"},  # as in a container: a different host with the same port
         {"listeners": "MESH://127.0.0.1:0"},
         {"listeners": "MESH://127.0.0.1:19093", "advertised_listeners": "MESH://one:9093"},
         {"listeners": "MESH://127.0.0.1:9093", "controller_quorum_voters": " 1@one:9093 , 2@two:9093, "},
-        {"listeners": "MESH://127.0.0.1:1", "controller_quorum_voters": "2@two:9093"},  # refused by the node itself
+        {"listeners": "MESH://127.0.0.1:1", "controller_quorum_voters": "2@two:9093"},  # refused when the node starts
     ],
 )
-def test_where_a_controller_may_listen(values: dict[str, str]) -> None:
+def test_controller_listeners_that_match_voters_are_accepted(values: dict[str, str]) -> None:
     assert controller(**{"controller_quorum_voters": "1@one:9093", **values}).voters
 
 
-def test_a_controller_that_listens_elsewhere_than_the_voters_say() -> None:
+def test_controller_listener_that_differs_from_voters_is_refused() -> None:
     with pytest.raises(InvalidConfigError) as caught:
         controller(listeners="MESH://127.0.0.1:19093", controller_quorum_voters="1@one:9093,2@two:9093")
     (line,) = str(caught.value).splitlines()
@@ -65,16 +67,16 @@ def write(tmp_path: Path, text: str) -> Path:
     return file
 
 
-def test_later_sources_win(tmp_path: Path) -> None:
+def test_overrides_take_precedence_over_environment_and_file(tmp_path: Path) -> None:
     file = write(tmp_path, "log.segment.bytes=100\nlog.retention.ms=1\nbroker.rack=file\n")
     environment = {"KIPMESH_CONFIG_LOG_SEGMENT_BYTES": "200", "KIPMESH_CONFIG_LOG_RETENTION_MS": "2", "PATH": "/bin"}
     config = settings.load(
-        BrokerConfig, file=file, environment=environment, overrides=[*NEEDED, "log.segment.bytes=300"]
+        BrokerConfig, file=file, environment=environment, overrides=[*REQUIRED, "log.segment.bytes=300"]
     )
     assert (config.log_segment_bytes, config.log_retention_ms, config.broker_rack) == (300, 2, "file")
 
 
-def test_properties_have_comments_both_separators_and_joined_lines(tmp_path: Path) -> None:
+def test_read_properties_parses_comments_separators_and_continuations(tmp_path: Path) -> None:
     text = "# a comment\n! another\n\n  a.b = one two \nc.d:127.0.0.1:1\ne.f=x,\\\n   y\ng.h=\na.b=last\nurl=k=v\n"
     assert settings.read_properties(write(tmp_path, text)) == {
         "a.b": "last",
@@ -85,24 +87,24 @@ def test_properties_have_comments_both_separators_and_joined_lines(tmp_path: Pat
     }
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_written_properties_are_read_back(tmp_path: Path) -> None:
     values = {"a": "1", "b.c": "MESH://127.0.0.1:9", "d": ""}
     assert settings.read_properties(write(tmp_path, settings.write_properties(values, title="t"))) == values
 
 
 @pytest.mark.parametrize("value", ["a\nb", "a\\"])
-def test_what_cannot_be_read_back_is_not_written(value: str) -> None:
+def test_write_properties_refuses_line_breaks_and_backslashes(value: str) -> None:
     with pytest.raises(InvalidConfigError, match="a properties file cannot contain"):
         settings.write_properties({"a": value}, title="t")
 
 
 @pytest.mark.parametrize("text", ["no separator", "=value"])
-def test_a_line_that_is_none_is_named(tmp_path: Path, text: str) -> None:
+def test_read_properties_error_names_invalid_line(tmp_path: Path, text: str) -> None:
     with pytest.raises(InvalidConfigError, match="line 2: expected key=value, got"):
         settings.read_properties(write(tmp_path, f"a=b\n{text}\n"))
 
 
-def test_unreadable_files(tmp_path: Path) -> None:
+def test_read_properties_refuses_missing_binary_and_large_files(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match="No such file"):
         settings.read_properties(tmp_path / "missing")
     (tmp_path / "binary").write_bytes(b"a=\xff")
@@ -113,27 +115,27 @@ def test_unreadable_files(tmp_path: Path) -> None:
         settings.read_properties(tmp_path / "large")
 
 
-def test_an_unknown_key_is_refused_from_every_source(tmp_path: Path) -> None:
+def test_unknown_key_is_refused_from_every_source(tmp_path: Path) -> None:
     file = write(tmp_path, "log.segmant.bytes=1\n")
     with pytest.raises(InvalidConfigError, match=r"key 'log\.segmant\.bytes' \(did you mean 'log\.segment"):
-        settings.load(BrokerConfig, file=file, environment={}, overrides=NEEDED)
+        settings.load(BrokerConfig, file=file, environment={}, overrides=REQUIRED)
     with pytest.raises(InvalidConfigError, match=r"unknown configuration key 'x\.y'"):
         settings.load(BrokerConfig, file=None, environment={}, overrides=["x.y=1"])
     with pytest.raises(InvalidConfigError, match=r"KIPMESH_CONFIG_NODE_IDD .*did you mean KIPMESH_CONFIG_NODE_ID"):
-        settings.load(BrokerConfig, file=None, environment={"KIPMESH_CONFIG_NODE_IDD": "1"}, overrides=NEEDED)
+        settings.load(BrokerConfig, file=None, environment={"KIPMESH_CONFIG_NODE_IDD": "1"}, overrides=REQUIRED)
 
 
-def test_a_bad_value_names_its_key() -> None:
+def test_invalid_value_error_names_key() -> None:
     with pytest.raises(InvalidConfigError, match=r"'log\.segment\.bytes': 'many'"):
-        settings.load(BrokerConfig, file=None, environment={}, overrides=[*NEEDED, "log.segment.bytes=many"])
+        settings.load(BrokerConfig, file=None, environment={}, overrides=[*REQUIRED, "log.segment.bytes=many"])
 
 
-def test_variables_of_kubernetes_are_not_ours() -> None:
+def test_environment_variables_without_config_prefix_are_ignored() -> None:
     environment = {"KIPMESH_LEADER_SERVICE_HOST": "10.0.0.1", "KIPMESH_BOOTSTRAP": "x"}
     assert settings.from_environment(environment, BrokerConfig.keys()) == {}
 
 
 @pytest.mark.parametrize("text", ["node.id", "=1"])
-def test_an_override_without_value(text: str) -> None:
+def test_override_without_key_and_value_is_refused(text: str) -> None:
     with pytest.raises(InvalidConfigError, match="--config must be key=value, got"):
         settings.from_overrides([text])

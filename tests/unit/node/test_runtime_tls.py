@@ -1,4 +1,4 @@
-"""TLS of a process: its configuration, its probes and its health check."""
+"""TLS of a process: configuration, probes and health check."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kipmesh.node.tls import ProcessTls
 from kipmesh.testing import until
 from kipmesh.transport.tls.making import Authority
 
-pytestmark = pytest.mark.usefixtures("patience")
+pytestmark = pytest.mark.usefixtures("long_timeouts")
 
 BROKER = {
     "node.id": "1",
@@ -38,21 +38,24 @@ def broker(**values: Any) -> BrokerConfig:
     return BrokerConfig.parse(BROKER | {key.replace("_", "."): value for key, value in values.items()})
 
 
-def test_protocols_of_listeners() -> None:
+def test_security_protocol_map_sets_protocol_of_listener() -> None:
     listeners = "MESH://127.0.0.1:0,KAFKA://127.0.0.1:0,SSL://127.0.0.1:0"
     plain = BrokerConfig.parse(BROKER | {"listeners": "MESH://127.0.0.1:0"})
     assert not plain.mesh_has_tls
     assert plain.protocol_of("SSL") == "SSL"
-    both = {"listener.security.protocol.map": "MESH:SSL,KAFKA:PLAINTEXT,SSL:SSL"}
-    config = BrokerConfig.parse(BROKER | TLS | both | {"listeners": listeners})
+    protocols = {"listener.security.protocol.map": "MESH:SSL,KAFKA:PLAINTEXT,SSL:SSL"}
+    config = BrokerConfig.parse(BROKER | TLS | protocols | {"listeners": listeners})
     assert config.mesh_has_tls
     assert [config.protocol_of(name) for name in ("MESH", "KAFKA", "SSL")] == ["SSL", "PLAINTEXT", "SSL"]
 
 
 @pytest.mark.parametrize(
-    ("values", "says"),
+    ("values", "message"),
     [
-        (TLS | {"listener.security.protocol.map": "MESH:SASL_SSL"}, "listener MESH is gRPC, which does not support SASL"),
+        (
+            TLS | {"listener.security.protocol.map": "MESH:SASL_SSL"},
+            "listener MESH is gRPC, which does not support SASL",
+        ),
         (TLS | {"listener.security.protocol.map": "MESH:TLS"}, "MESH:TLS"),
         (TLS | {"listener.security.protocol.map": "MESH:SSL,MESH:SSL"}, "listener MESH appears more than once"),
         (TLS | {"listener.security.protocol.map": "KAFKA:SSL"}, "listener.security.protocol.map lacks listener MESH"),
@@ -65,14 +68,14 @@ def test_protocols_of_listeners() -> None:
         ({"ssl.keystore.type": "JKS"}, "'ssl.keystore.type'"),
     ],
 )
-def test_what_cannot_work_is_refused_in_one_line(values: dict[str, str], says: str) -> None:
+def test_invalid_tls_settings_are_refused_with_one_line_error(values: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidConfigError) as caught:
         BrokerConfig.parse(BROKER | values)
-    assert says in caught.value.message
+    assert message in caught.value.message
     assert "\n" not in caught.value.message
 
 
-def test_grpc_cannot_ask_for_a_certificate_without_requiring_it() -> None:
+def test_client_auth_requested_is_refused_for_grpc_listeners() -> None:
     values = TLS | {
         "listeners": "MESH://127.0.0.1:0,MESH_HOST://127.0.0.1:0",
         "listener.security.protocol.map": "MESH:SSL,MESH_HOST:SSL",
@@ -82,7 +85,7 @@ def test_grpc_cannot_ask_for_a_certificate_without_requiring_it() -> None:
         BrokerConfig.parse(BROKER | values | {"ssl.client.auth": "requested"})
 
 
-def test_controllers_and_clients_are_checked_as_well() -> None:
+def test_tls_settings_of_controllers_and_clients_are_validated() -> None:
     controller = {key: value for key, value in BROKER.items() if key != "log.dirs"} | {"metadata.log.dir": "m"}
     with pytest.raises(InvalidConfigError, match=r"needs ssl\.node\.names"):
         ControllerConfig.parse(controller | TLS | {"ssl.node.names": ""})
@@ -94,20 +97,20 @@ def test_controllers_and_clients_are_checked_as_well() -> None:
             config_type.parse(values | {"ssl.endpoint.identification.algorithm": ""})
 
 
-def fetch(port: int, path: str, folder: Path | None, *, own: bool = False) -> tuple[int, str]:
-    context = ssl.create_default_context(cafile=None if folder is None else str(folder / "ca.crt"))
-    if own and folder is not None:
-        context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+def fetch(port: int, path: str, directory: Path | None, *, with_certificate: bool = False) -> tuple[int, str]:
+    context = ssl.create_default_context(cafile=None if directory is None else str(directory / "ca.crt"))
+    if with_certificate and directory is not None:
+        context.load_cert_chain(directory / "tls.crt", directory / "tls.key")
     try:
-        with urllib.request.urlopen(f"https://127.0.0.1:{port}{path}", timeout=30, context=context) as answer:
-            return answer.status, answer.read().decode()
+        with urllib.request.urlopen(f"https://127.0.0.1:{port}{path}", timeout=30, context=context) as response:
+            return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
 
 
 @pytest.mark.parametrize("client_auth", ["none", "required"])
-async def test_probes_and_metrics_by_https_alone(tmp_path: Path, client_auth: str) -> None:
+async def test_https_listener_serves_probes_and_metrics_only_over_tls(tmp_path: Path, client_auth: str) -> None:
     certs, authority = tmp_path / "certs", Authority.make("kipmesh")
     authority.issue("leader-1", ["127.0.0.1"]).write(certs)
     registry = CollectorRegistry()
@@ -124,12 +127,15 @@ async def test_probes_and_metrics_by_https_alone(tmp_path: Path, client_auth: st
     )
     port = server.start("127.0.0.1", 0)
     try:
-        own = client_auth == "required"
-        assert await asyncio.to_thread(fetch, port, "/healthz", certs, own=own) == (200, "alive\n")
-        assert (await asyncio.to_thread(fetch, port, "/else", certs, own=own))[0] == 404
-        metrics = (await asyncio.to_thread(fetch, port, "/metrics", certs, own=own))[1]
+        has_certificate = client_auth == "required"
+        assert await asyncio.to_thread(fetch, port, "/healthz", certs, with_certificate=has_certificate) == (
+            200,
+            "alive\n",
+        )
+        assert (await asyncio.to_thread(fetch, port, "/else", certs, with_certificate=has_certificate))[0] == 404
+        metrics = (await asyncio.to_thread(fetch, port, "/metrics", certs, with_certificate=has_certificate))[1]
         assert 'kipmesh_tls_certificate_expiry_timestamp_seconds{certificate="own"}' in metrics
-        if own:
+        if has_certificate:
             with pytest.raises(OSError, match=r"(?i)certificate.required|reset|EOF|closed|TLSV13"):
                 await asyncio.to_thread(fetch, port, "/metrics", certs)
         with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
@@ -145,22 +151,27 @@ async def test_probes_and_metrics_by_https_alone(tmp_path: Path, client_auth: st
         Authority.make("other").issue("leader-1", ["127.0.0.1"]).write(certs)
         assert tls.files is not None
         files, written = tls.files, [(certs / name).read_bytes() for name in ("tls.crt", "ca.crt")]
-        await until(lambda: [files.current.certificate_chain, files.current.authorities] == written, "both are used")
-        assert await asyncio.to_thread(fetch, port, "/readyz", certs, own=own) == (200, "ready\n")
+        await until(
+            lambda: [files.current.certificate_chain, files.current.authorities] == written, "both new files are in use"
+        )
+        assert await asyncio.to_thread(fetch, port, "/readyz", certs, with_certificate=has_certificate) == (
+            200,
+            "ready\n",
+        )
     finally:
         server.stop()
         tls.close()
-    # Twice if it looked after the certificate was replaced and before the authority was.
+    # Two reloads if a check ran between the replacement of the certificate and of the authority.
     assert registry.get_sample_value("kipmesh_tls_reloads_total", {"result": "used"}) in (1, 2)
 
 
-def test_without_tls_there_is_nothing(tmp_path: Path) -> None:
+def test_process_without_tls_has_no_contexts_or_metrics(tmp_path: Path) -> None:
     registry = CollectorRegistry()
     tls = ProcessTls(broker(), registry)
     assert (tls.files, tls.http(), tls.mesh_client(), tls.mesh_server("MESH")) == (None, None, None, None)
     assert generate_latest(registry) == b""
 
 
-def test_files_that_are_not_there_are_said_at_start() -> None:
+def test_missing_tls_files_are_refused_at_start() -> None:
     with pytest.raises(InvalidConfigError, match=r"TLS: certs/tls\.crt: No such file"):
         ProcessTls(BrokerConfig.parse(BROKER | TLS), CollectorRegistry())

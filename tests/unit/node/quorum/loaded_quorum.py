@@ -1,4 +1,4 @@
-"""A metadata quorum over gRPC and files whose every node has a loader, as controllers and brokers do."""
+"""A metadata quorum over gRPC and files in which every node has a loader, as in controllers and brokers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.unit.node.quorum.loader_support import NEVER, apply_own
 from tests.unit.node.quorum.quorum_support import Node, Quorum, until
 
 
-class Loaded:
-    """The loader of one node, from its boot to the next."""
+class LoadedNode:
+    """The loader of one node between two boots."""
 
     def __init__(self, node: Node, snapshots: SnapshotLimits, retention: RetentionLimits) -> None:
         self.node = node
@@ -64,11 +64,11 @@ class Loaded:
 
 
 class LoadedQuorum(Quorum):
-    """See the module."""
+    """A quorum whose nodes have loaders."""
 
     def __init__(
         self,
-        folder: Path,
+        directory: Path,
         voters: int,
         observers: int = 0,
         *,
@@ -76,13 +76,13 @@ class LoadedQuorum(Quorum):
         retention: RetentionLimits | None = None,
         **timing: Any,
     ) -> None:
-        super().__init__(folder, voters, observers, **timing)
-        self.loaded: dict[int, Loaded] = {}
+        super().__init__(directory, voters, observers, **timing)
+        self.loaded: dict[int, LoadedNode] = {}
 
-        def booted(node: Node) -> None:
-            self.loaded[node.node_id] = Loaded(node, snapshots, retention or RetentionLimits())
+        def add_loader(node: Node) -> None:
+            self.loaded[node.node_id] = LoadedNode(node, snapshots, retention or RetentionLimits())
 
-        self.on_boot = booted
+        self.on_boot = add_loader
 
     async def __aexit__(self, *_: object) -> None:
         for loaded in self.loaded.values():
@@ -90,13 +90,13 @@ class LoadedQuorum(Quorum):
         await super().__aexit__()
 
     async def active(self) -> Node:
-        """The leader, once its image has everything that its log has."""
+        """Wait for a leader whose image has all records of its log."""
         leader = await self.leader()
         await until(lambda: self.loaded[leader.node_id].loader.applied_end == leader.replica.log.log_end_offset)
         return leader
 
-    def own(self, leader: Node, records: Sequence[r.Record]) -> int:
-        """What the active controller does with a decision; gives the log end after it."""
+    def append_and_apply(self, leader: Node, records: Sequence[r.Record]) -> int:
+        """Append and apply records as the active controller does, and return the log end offset."""
         epoch = leader.driver.epoch
         batch = record_batch.build(
             [(None, r.encode_record(record)) for record in records],
@@ -108,7 +108,7 @@ class LoadedQuorum(Quorum):
         apply_own(self.loaded[leader.node_id].loader, batch)
         return end
 
-    async def everywhere(self, end: int) -> None:
-        """Wait until every node that runs has applied what is below."""
+    async def applied_everywhere(self, end: int) -> None:
+        """Wait until all running nodes have applied all records below `end`."""
         up = [node.node_id for node in self.all if node.is_up]
         await until(lambda: all(self.loaded[id_].loader.applied_end >= end for id_ in up))

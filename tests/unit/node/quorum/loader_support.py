@@ -1,4 +1,4 @@
-"""A metadata loader over a real replica on a disk in memory; a hand instead of the driver moves log and watermark."""
+"""A metadata loader with a real replica on an in-memory disk. Tests move the log and the high watermark."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from kipmesh.storage.quorum.quorum_replica import QuorumReplica, log_config
 from simulation.faulty_fs import FaultyFileSystem
 
 NEVER = SnapshotLimits(0.5, 1 << 40, 0)
-"""No snapshot is ever due."""
+"""Limits that never create a snapshot."""
 ALWAYS = SnapshotLimits(0.0, 1, 0)
-"""One is due whenever something was applied."""
+"""Limits that create a snapshot after every applied record."""
 WAIT_S = 20.0
-FOLDER = "/data/__cluster_metadata-0"
+DIRECTORY = "/data/__cluster_metadata-0"
 
 
 def topic_id(number: int) -> bytes:
@@ -40,13 +40,13 @@ def topic_id(number: int) -> bytes:
 
 
 def topic(number: int, partitions: int = 1, leader: int = 1) -> list[r.Record]:
-    """A new topic `t<number>`."""
-    made: list[r.Record] = [r.TopicRecord(f"t{number}", topic_id(number))]
-    made += [
+    """Return the records of a new topic `t<number>`."""
+    created: list[r.Record] = [r.TopicRecord(f"t{number}", topic_id(number))]
+    created += [
         r.PartitionRecord(partition, topic_id(number), (1, 2, 3), (1, 2, 3), (), (), leader, 0, 0, 0, ())
         for partition in range(partitions)
     ]
-    return made
+    return created
 
 
 def change(number: int, leader: int) -> list[r.Record]:
@@ -54,21 +54,21 @@ def change(number: int, leader: int) -> list[r.Record]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait for what other tasks of this loop bring about."""
+    """Wait until other tasks make the condition true."""
     async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 - a condition over the state of several tasks
+        while not condition():  # noqa: ASYNC110 - the state of several tasks has no event
             await asyncio.sleep(0.001)
 
 
-async def soon(condition: Callable[[], object]) -> None:
-    """Look after every turn of the loop, which is a step of long work that gives way after each."""
+async def within_steps(condition: Callable[[], object]) -> None:
+    """Wait like `until`, but check after each iteration of the loop, so that no step of long work is missed."""
     async with asyncio.timeout(WAIT_S):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 
 def apply_own(loader: MetadataLoader, batch: bytes) -> MetadataDelta:
-    """All steps at once."""
+    """Apply a batch in all its steps and return the delta."""
     steps = loader.apply_own_steps(batch)
     while True:
         try:
@@ -79,7 +79,7 @@ def apply_own(loader: MetadataLoader, batch: bytes) -> MetadataDelta:
 
 
 class Member:
-    """One replica and its loader; the part of `QuorumDriver` that the loader sees."""
+    """One replica and its loader. Has the attributes of `QuorumDriver` that the loader uses."""
 
     def __init__(
         self,
@@ -102,7 +102,9 @@ class Member:
             segment_bytes=segment_bytes,
             now_ms=0,
         )
-        if not self.fs.exists(f"{self.replica.log.dir}/quorum-state"):  # as every voter has one before it appends
+        if not self.fs.exists(
+            f"{self.replica.log.dir}/quorum-state"
+        ):  # every voter has this file before its first append
             self.replica.persist(self.replica.election)
         self.config = RaftConfig(1 if is_voter else 9, (1, 2, 3), "c")
         self.machine = self.replica.machine(self.config)
@@ -110,7 +112,7 @@ class Member:
         self.corrupt_snapshots = 0
         self.posted: list[SnapshotChanged] = []
         self.published: list[tuple[int, MetadataImage, MetadataDelta]] = []
-        """Offset at that time, image, delta."""
+        """(offset of the image at the publish, image, delta)."""
         self.failures: list[BaseException] = []
         self.idle_calls = 0
         self.registry = CollectorRegistry()
@@ -137,7 +139,7 @@ class Member:
         self.machine.latest_snapshot, self.machine.earliest_snapshot = event.latest, event.earliest or event.latest
 
     def lead(self, epoch: int = 1) -> Leadership:
-        """Let the machine say that it leads."""
+        """Make the state machine leader of an epoch."""
         self.machine.state = State.LEADER
         self.machine.election = ElectionState(epoch, self.config.node_id)
         self.machine.leadership = Leadership(self.config, self.replica.log.log_end_offset, (1, 2), monotonic_ms())
@@ -150,7 +152,7 @@ class Member:
         return self.replica.log.log_end_offset
 
     def batch(self, records: Sequence[r.Record], epoch: int = 1) -> bytes:
-        """As the log has it."""
+        """Build a batch at the end of the log."""
         return record_batch.build(
             [(None, r.encode_record(record)) for record in records],
             base_offset=self.end,
@@ -163,20 +165,20 @@ class Member:
         self.replica.change_log(AppendAsFollower(batch), wall_ms())
         return batch
 
-    def own(self, records: Sequence[r.Record], epoch: int = 1) -> MetadataDelta:
-        """As the active controller."""
+    def append_and_apply(self, records: Sequence[r.Record], epoch: int = 1) -> MetadataDelta:
+        """Append a batch and apply it immediately, as the active controller does."""
         return apply_own(self.loader, self.append(records, epoch))
 
     def commit(self, high_watermark: int | None = None) -> None:
         self.high_watermark = self.end if high_watermark is None else high_watermark
         self.loader.committed(self.high_watermark)
 
-    def cut(self, offset: int) -> None:
+    def truncate(self, offset: int) -> None:
         self.replica.change_log(TruncateLog(offset), wall_ms())
         self.loader.truncated(self.end)
 
     def install(self, image: MetadataImage) -> SnapshotId:
-        """A snapshot of the leader's comes and takes the log's place."""
+        """Install a snapshot of the leader in place of the log."""
         snapshot_id = write_snapshot(self.replica, image)
         event = self.replica.install(snapshot_id)
         self.loader.snapshot_installed(snapshot_id)
@@ -185,7 +187,7 @@ class Member:
         return snapshot_id
 
     async def applied(self) -> None:
-        """Wait until everything committed is applied and published."""
+        """Wait until all committed records are applied and published."""
         await until(lambda: self.failures or self.loader.applied_end >= min(self.high_watermark, self.end))
         await until(lambda: self.failures or (self.published and self.published[-1][1] is self.loader.image))
 
@@ -204,7 +206,7 @@ async def running(member: Member) -> AsyncIterator[Member]:
 
 
 def image_of(*batches: Sequence[r.Record], epoch: int = 1, offset: int = 0) -> MetadataImage:
-    """What these records make, from that offset on."""
+    """Return the image of these records, the first of which is at `offset`."""
     image, delta = MetadataImage(offset - 1, epoch), MetadataDelta()
     for records in batches:
         for record in records:

@@ -1,8 +1,7 @@
-"""Nodes of a metadata quorum in one event loop: real drivers, gRPC on loopback, real files.
+"""A metadata quorum in one event loop: real drivers, gRPC on loopback, real files.
 
-No test waits for a voter to give its leader up: the timeouts are far longer than any machine stands still, so a leader
-stays one until a test wants another. Where one is to be given up the test says so (`Node.expire`); for followers of a
-node that does not run any more `Quorum.leader` does.
+The fetch timeout is far longer than any pause of a slow machine, so no leader changes by chance. A test ends a fetch
+timeout explicitly with `Node.expire`; `Quorum.leader` does so for followers of a stopped leader.
 """
 
 from __future__ import annotations
@@ -33,57 +32,57 @@ WAIT_S = 30.0
 
 
 def batch_of(*values: bytes) -> bytes:
-    """A batch for `QuorumDriver.append`."""
+    """Build a batch for `QuorumDriver.append`."""
     return record_batch.build(
         [(None, value) for value in values], base_offset=0, leader_epoch=0, timestamp_ms=wall_ms()
     )
 
 
 def values_of(data: bytes) -> list[bytes]:
-    """The values of the records, without control records."""
-    found: list[bytes] = []
+    """Return the values of all records except control records."""
+    values: list[bytes] = []
     for position, header in record_batch.iterate(data, allow_partial=True):
         if not header.is_control:
-            found += [record.value or b"" for record in record_batch.read_records(data, position, header)]
-    return found
+            values += [record.value or b"" for record in record_batch.read_records(data, position, header)]
+    return values
 
 
 async def until(condition: Callable[[], object], timeout_s: float = WAIT_S) -> None:
-    """Wait for a condition that other tasks of this loop bring about."""
+    """Wait until other tasks make the condition true."""
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - a condition over the state of several nodes
+        while not condition():  # noqa: ASYNC110 - the state of several nodes has no event
             await asyncio.sleep(0.002)
 
 
 class Listener:
-    """Keeps what it is told, in order."""
+    """Records the events of a driver in order."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, object]] = []
+        self.events: list[tuple[str, object]] = []
 
     def state_changed(self, state: State, epoch: int, leader_id: int) -> None:
-        self.told.append(("state", (state, epoch, leader_id)))
+        self.events.append(("state", (state, epoch, leader_id)))
 
     def committed(self, high_watermark: int) -> None:
-        self.told.append(("committed", high_watermark))
+        self.events.append(("committed", high_watermark))
 
     def truncated(self, offset: int) -> None:
-        self.told.append(("truncated", offset))
+        self.events.append(("truncated", offset))
 
     def snapshot_installed(self, snapshot_id: SnapshotId) -> None:
-        self.told.append(("installed", snapshot_id))
+        self.events.append(("installed", snapshot_id))
 
     def of(self, kind: str) -> list[object]:
-        return [what for name, what in self.told if name == kind]
+        return [value for name, value in self.events if name == kind]
 
 
 class Node:
-    """One replica; `kill` ends it as a killed process would, and `boot` starts it anew on what its disk has."""
+    """One replica of the quorum. `kill` ends it like SIGKILL, `boot` restarts it from its disk."""
 
-    def __init__(self, quorum: Quorum, node_id: int, folder: str, port: int) -> None:
+    def __init__(self, quorum: Quorum, node_id: int, directory: str, port: int) -> None:
         self.quorum = quorum
         self.node_id = node_id
-        self.folder = folder
+        self.directory = directory
         self.port = port
         self.fs: FileSystem = quorum.fs_of(node_id)
         self.failures: list[BaseException] = []
@@ -95,7 +94,7 @@ class Node:
         self.failures, self.listener = [], Listener()
         self.manager = LogManager(
             self.fs,
-            [self.folder],
+            [self.directory],
             cluster_id=CLUSTER_ID,
             node_id=self.node_id,
             defaults=TopicConfig(),
@@ -124,7 +123,7 @@ class Node:
         return self
 
     async def stop(self) -> None:
-        """As a process on SIGTERM."""
+        """Stop the node like SIGTERM."""
         if self.is_up:
             self.is_up = False
             await self.driver.stop()
@@ -133,7 +132,7 @@ class Node:
             self.manager.close(0)
 
     async def kill(self) -> None:
-        """As SIGKILL: nobody hears of it, nothing is flushed."""
+        """Stop the node like SIGKILL: no EndQuorumEpoch, no flush."""
         self.is_up = False
         self.driver._end()
         await self.server.stop(0)
@@ -143,11 +142,11 @@ class Node:
 
     @property
     def runs(self) -> bool:
-        """Whether it takes part: it is up, and nothing ended its driver."""
+        """Whether the node is up and its driver has not ended."""
         return self.is_up and not self.driver.has_ended
 
     def expire(self) -> None:
-        """As if the time were over that it waits for its leader, or as a leader for its quorum."""
+        """End the fetch timeout of a follower, or the check-quorum timeout of a leader."""
         machine = self.driver.machine
         if machine.leadership is not None:
             machine.leadership.check_quorum_deadline_ms = machine.now_ms
@@ -157,17 +156,17 @@ class Node:
 
     @property
     def log_values(self) -> list[bytes]:
-        """Everything in its log."""
+        """The values of all records in the log."""
         log = self.replica.log
         return values_of(log.read(log.log_start_offset, 1 << 30, log.log_end_offset, True))
 
 
 class Quorum:
-    """Voters 1 to n, and observers from 101 on."""
+    """Voters 1 to n, and observers with ids from 101."""
 
     def __init__(
         self,
-        folder: Path,
+        directory: Path,
         voters: int,
         observers: int = 0,
         *,
@@ -176,7 +175,7 @@ class Quorum:
     ) -> None:
         self.fs_of = fs_of
         self.on_boot: Callable[[Node], None] = lambda _: None
-        self._ports = ports.PortReservation()  # a voter that is killed finds its own again
+        self._ports = ports.PortReservation()  # a restarted voter gets the same port
         free = self._ports.choose(voters)
         self.voters = tuple(Voter(id=id_, host="127.0.0.1", port=port) for id_, port in enumerate(free, 1))
         self.timing = {
@@ -188,10 +187,10 @@ class Quorum:
             **timing,
         }
         self.nodes = {
-            voter.id: Node(self, voter.id, str(folder / f"voter-{voter.id}"), voter.port) for voter in self.voters
+            voter.id: Node(self, voter.id, str(directory / f"voter-{voter.id}"), voter.port) for voter in self.voters
         }
         self.observers = {
-            id_: Node(self, id_, str(folder / f"observer-{id_}"), 0) for id_ in range(101, 101 + observers)
+            id_: Node(self, id_, str(directory / f"observer-{id_}"), 0) for id_ in range(101, 101 + observers)
         }
 
     def config(self, node_id: int) -> RaftConfig:
@@ -212,13 +211,12 @@ class Quorum:
         return [*self.nodes.values(), *self.observers.values()]
 
     async def leader(self, other_than: int = -1) -> Node:
-        """The active one: it leads, what it began its epoch with is committed, and every voter that runs follows it.
+        """Wait for a leader that has committed the start of its epoch and that all running voters follow.
 
-        A voter that does not know it yet may still stand, and depose it. Who follows a node that does not run gives it
-        up here.
+        A voter that does not know the leader may start another election. Followers of a stopped node time out here.
         """
 
-        def found() -> Node | None:
+        def find() -> Node | None:
             for node in self.all:
                 machine = node.driver.machine
                 if node.runs and machine.state.follows and not self.nodes[machine.election.leader_id].runs:
@@ -227,8 +225,8 @@ class Quorum:
                 (node for node in self.nodes.values() if node.node_id != other_than and self._leads(node)), None
             )
 
-        await until(found)
-        node = found()
+        await until(find)
+        node = find()
         assert node is not None
         return node
 
@@ -236,20 +234,22 @@ class Quorum:
         leadership = node.driver.machine.leadership if node.runs and node.driver.is_leader else None
         if leadership is None or node.driver.high_watermark <= leadership.epoch_start_offset:
             return False
-        told = (node.driver.epoch, node.node_id)
+        expected = (node.driver.epoch, node.node_id)
         return all(
-            (each.driver.epoch, each.driver.election.leader_id) == told for each in self.nodes.values() if each.runs
+            (voter.driver.epoch, voter.driver.election.leader_id) == expected
+            for voter in self.nodes.values()
+            if voter.runs
         )
 
     def followers(self, leader: Node) -> list[Node]:
-        """The other voters."""
+        """Return the other voters."""
         return [node for node in self.nodes.values() if node is not leader]
 
     async def committed(self, leader: Node, end: int) -> None:
         await until(lambda: leader.driver.high_watermark >= end)
 
     async def append(self, leader: Node, *values: bytes) -> int:
-        """Append and wait until it is committed; gives the log end after it."""
+        """Append a batch, wait until it is committed, and return the log end offset."""
         end = leader.driver.append(batch_of(*values), leader.driver.epoch)
         await self.committed(leader, end)
         return end

@@ -1,4 +1,4 @@
-"""The image follows the high watermark, is loaded from snapshots, and forgets what never happened."""
+"""MetadataLoader: the image follows the high watermark, loads snapshots, and drops truncated records."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from kipmesh.node.quorum import loader as loader_module
 from kipmesh.node.quorum import pacing
 from tests.unit.node.quorum.loader_support import (
     ALWAYS,
-    FOLDER,
+    DIRECTORY,
     Member,
     apply_own,
     change,
     image_of,
     running,
-    soon,
     topic,
     topic_id,
     until,
+    within_steps,
     write_snapshot,
 )
 
 
-async def test_what_is_committed_is_applied_and_published_in_order_and_nothing_else() -> None:
+async def test_loader_applies_and_publishes_only_committed_records_in_order() -> None:
     member = Member()
     member.append(topic(1))
     first_end = member.end
@@ -39,7 +39,7 @@ async def test_what_is_committed_is_applied_and_published_in_order_and_nothing_e
         await member.applied()
         assert (member.loader.applied_end, list(member.loader.image.topic_names)) == (first_end, ["t1"])
         await asyncio.sleep(0.02)
-        assert member.loader.applied_end == first_end, "what is above the high watermark waits"
+        assert member.loader.applied_end == first_end, "records above the high watermark are not applied"
         member.commit()
         await member.applied()
         member.append(change(1, 2))
@@ -54,7 +54,7 @@ async def test_what_is_committed_is_applied_and_published_in_order_and_nothing_e
     assert not member.failures
 
 
-async def test_a_start_loads_the_newest_snapshot_and_replays_the_log_after_it() -> None:
+async def test_loader_starts_from_latest_snapshot_and_replays_log_after_it() -> None:
     member = Member()
     member.append(topic(1))
     member.append(topic(2))
@@ -63,25 +63,25 @@ async def test_a_start_loads_the_newest_snapshot_and_replays_the_log_after_it() 
     member.replica.register_snapshot(SnapshotId(4, 1))
     fs = member.fs
     member.close()
-    again = Member(fs)
-    assert again.high_watermark == 4, "a snapshot is committed"
-    async with running(again):
-        await again.applied()
-        assert again.loader.applied_end == 4
-        assert again.loader.image == image_of(topic(1), topic(2))
-        _, image, delta = again.published[0]
-        assert image is again.loader.image
+    restarted = Member(fs)
+    assert restarted.high_watermark == 4, "the records of a snapshot are committed"
+    async with running(restarted):
+        await restarted.applied()
+        assert restarted.loader.applied_end == 4
+        assert restarted.loader.image == image_of(topic(1), topic(2))
+        _, image, delta = restarted.published[0]
+        assert image is restarted.loader.image
         assert delta.changed_partitions == {(topic_id(1), 0), (topic_id(2), 0)}
-        again.commit()
-        await again.applied()
-        assert again.loader.image.partition(topic_id(1), 0).leader == 3  # type: ignore[union-attr]
+        restarted.commit()
+        await restarted.applied()
+        assert restarted.loader.image.partition(topic_id(1), 0).leader == 3  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-async def test_a_batch_that_the_disk_changed_is_not_applied(is_first: bool) -> None:
+async def test_corrupt_batch_is_not_applied(is_first: bool) -> None:
     member = Member()
     member.append(topic(1))
-    path = f"{FOLDER}/{0:020d}.log"
+    path = f"{DIRECTORY}/{0:020d}.log"
     async with running(member):
         if not is_first:
             member.commit()
@@ -100,42 +100,42 @@ async def test_a_batch_that_the_disk_changed_is_not_applied(is_first: bool) -> N
         assert list(member.loader.image.topic_names) == ([] if is_first else ["t1"])
 
 
-async def test_an_active_controllers_image_is_ahead_of_the_high_watermark() -> None:
+async def test_image_of_active_controller_is_ahead_of_high_watermark() -> None:
     member = Member()
     member.append(topic(1))
     async with running(member):
         member.commit()
         await member.applied()
         published = len(member.published)
-        delta = member.own(topic(2))
+        delta = member.append_and_apply(topic(2))
         assert delta.changed_partitions == {(topic_id(2), 0)}
         assert member.loader.applied_end == member.end > member.high_watermark
         member.commit()
         await asyncio.sleep(0.02)
-        assert len(member.published) == published, "its caller has the delta already"
+        assert len(member.published) == published, "the caller already has the delta"
         member.append(topic(3), epoch=2)
         member.commit()
         await until(lambda: len(member.published) > published)
         assert member.published[-1][2].changed_partitions == {(topic_id(3), 0)}
 
 
-async def test_what_a_deposed_leader_lost_is_forgotten() -> None:
+async def test_image_drops_truncated_records_of_deposed_leader() -> None:
     member = Member()
     member.append(topic(1))
     async with running(member):
         member.commit()
         await member.applied()
         committed = member.end
-        member.own(topic(2))
-        member.own(change(1, 3))
+        member.append_and_apply(topic(2))
+        member.append_and_apply(change(1, 3))
         lost = member.loader.image
-        member.cut(committed)
-        assert member.loader.applied_end == 0, "nobody may take it for the log's image"
+        member.truncate(committed)
+        assert member.loader.applied_end == 0, "the image does not match the log"
         member.append(topic(4), epoch=2)
         member.append(change(4, 2), epoch=2)
-        assert member.end == lost.offset + 1, "the log is as long again, with other records"
+        assert member.end == lost.offset + 1, "the log has the same length with different records"
         with pytest.raises(RuntimeError):
-            member.own(topic(5), epoch=2)
+            member.append_and_apply(topic(5), epoch=2)
         member.commit()
         await member.applied()
         await until(lambda: member.loader.image is not lost)
@@ -144,11 +144,11 @@ async def test_what_a_deposed_leader_lost_is_forgotten() -> None:
         assert list(image.topic_names) == ["t1", "t4", "t5"]
         assert image.partition(topic_id(1), 0).leader == 1  # type: ignore[union-attr]
         delta = next(delta for _, image, delta in member.published if image is member.loader.image)
-        assert [gone.name for gone in delta.deleted_topics] == ["t2"]
+        assert [topic.name for topic in delta.deleted_topics] == ["t2"]
         assert (topic_id(1), 0) in delta.changed_partitions
 
 
-async def test_a_cut_of_what_was_not_applied_changes_nothing() -> None:
+async def test_truncation_above_applied_offset_keeps_image() -> None:
     member = Member()
     member.append(topic(1))
     async with running(member):
@@ -156,7 +156,7 @@ async def test_a_cut_of_what_was_not_applied_changes_nothing() -> None:
         await member.applied()
         image, committed = member.loader.image, member.end
         member.append(topic(2))
-        member.cut(committed)
+        member.truncate(committed)
         assert member.loader.applied_end == committed
         member.append(topic(3), epoch=2)
         member.commit()
@@ -164,7 +164,7 @@ async def test_a_cut_of_what_was_not_applied_changes_nothing() -> None:
         assert member.loader.image is image
 
 
-async def test_own_batches_must_follow_the_image() -> None:
+async def test_own_batches_must_start_at_applied_offset() -> None:
     member = Member()
     member.append(topic(1))
     batch = member.batch(topic(2))
@@ -175,11 +175,11 @@ async def test_own_batches_must_follow_the_image() -> None:
         await member.applied()
         member.append(topic(3))
         with pytest.raises(RuntimeError):
-            member.own(topic(4))
+            member.append_and_apply(topic(4))
     assert not member.failures
 
 
-async def test_an_installed_snapshot_gives_another_image_and_the_difference() -> None:
+async def test_installed_snapshot_replaces_image_and_publishes_difference() -> None:
     member = Member()
     member.append(topic(1))
     member.append(topic(2))
@@ -194,7 +194,7 @@ async def test_an_installed_snapshot_gives_another_image_and_the_difference() ->
         assert member.loader.applied_end == wanted.offset + 1
         await member.applied()
         delta = member.published[-1][2]
-        assert [gone.name for gone in delta.deleted_topics] == ["t2"]
+        assert [topic.name for topic in delta.deleted_topics] == ["t2"]
         assert delta.changed_partitions == {(topic_id(1), 0), (topic_id(7), 0)}
         member.append(change(7, 2), epoch=4)
         member.commit()
@@ -202,8 +202,8 @@ async def test_an_installed_snapshot_gives_another_image_and_the_difference() ->
         assert member.loader.image.partition(topic_id(7), 0).leader == 2  # type: ignore[union-attr]
 
 
-async def test_a_snapshot_below_what_is_applied_and_not_committed_is_loaded() -> None:
-    """The deposed leader's log went with the snapshot's arrival: no cut tells of what was lost."""
+async def test_snapshot_below_applied_uncommitted_offset_is_loaded() -> None:
+    """The snapshot replaces the log of the deposed leader, without a truncation event for the lost records."""
     member = Member()
     member.append(topic(1))
     async with running(member):
@@ -211,7 +211,7 @@ async def test_a_snapshot_below_what_is_applied_and_not_committed_is_loaded() ->
         await member.applied()
         before = member.loader.image
         for number in range(10, 20):
-            member.own(topic(number))
+            member.append_and_apply(topic(number))
         wanted = image_of(topic(1), topic(2), epoch=3)
         assert wanted.offset < before.offset
         member.install(wanted)
@@ -221,9 +221,7 @@ async def test_a_snapshot_below_what_is_applied_and_not_committed_is_loaded() ->
 
 
 @pytest.mark.parametrize("while_loading", ["snapshot", "replay"])
-async def test_a_snapshot_that_comes_while_another_is_loaded(
-    while_loading: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_snapshot_installed_during_load_replaces_it(while_loading: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pacing, "SLICE_S", 0.0)
     monkeypatch.setattr(loader_module, "APPLY_BYTES", 1)
     member = Member()
@@ -249,7 +247,7 @@ async def test_a_snapshot_that_comes_while_another_is_loaded(
     assert not member.failures
 
 
-async def test_a_record_that_cannot_be_applied_ends_it_without_a_snapshot() -> None:
+async def test_invalid_record_stops_loader_without_snapshot() -> None:
     """630-15."""
     member = Member(snapshots=ALWAYS)
     member.append(topic(1))
@@ -266,21 +264,21 @@ async def test_a_record_that_cannot_be_applied_ends_it_without_a_snapshot() -> N
     assert member.replica.store.snapshot_ids() == []
 
 
-async def test_an_own_record_that_cannot_be_applied_ends_it_too() -> None:
+async def test_invalid_own_record_stops_loader_without_snapshot() -> None:
     member = Member(snapshots=ALWAYS)
     async with running(member):
         await member.applied()
         with pytest.raises(CorruptRecordError):
-            member.own(change(33, 1))
+            member.append_and_apply(change(33, 1))
         assert len(member.failures) == 1
         with pytest.raises(RuntimeError):
-            member.own(topic(1))
+            member.append_and_apply(topic(1))
         member.commit()
         await asyncio.sleep(0.02)
     assert member.replica.store.snapshot_ids() == []
 
 
-async def test_a_failing_publish_is_told() -> None:
+async def test_failed_publish_is_reported() -> None:
     member = Member()
 
     async def publish(image: MetadataImage, delta: MetadataDelta) -> None:
@@ -294,14 +292,14 @@ async def test_a_failing_publish_is_told() -> None:
     assert isinstance(member.failures[0], OSError)
 
 
-async def test_publishing_takes_its_time_and_what_comes_meanwhile_is_one_delta() -> None:
+async def test_changes_during_publish_are_merged_into_one_delta() -> None:
     member = Member()
-    gate = asyncio.Event()
+    released = asyncio.Event()
     seen: list[MetadataDelta] = []
 
     async def publish(image: MetadataImage, delta: MetadataDelta) -> None:
         seen.append(delta)
-        await gate.wait()
+        await released.wait()
 
     member.loader.publish = publish
     async with running(member):
@@ -311,28 +309,28 @@ async def test_publishing_takes_its_time_and_what_comes_meanwhile_is_one_delta()
             member.commit()
         await asyncio.sleep(0.01)
         assert len(seen) == 1
-        gate.set()
+        released.set()
         await until(lambda: len(seen) == 2)
         assert len(seen[1].changed_partitions) == 3
 
 
-async def test_idle_is_called_after_each_round_and_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_loader_calls_idle_periodically(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_module, "IDLE_S", 0.01)
     member = Member()
     async with running(member):
         await until(lambda: member.idle_calls >= 3)
 
 
-async def test_a_stop_while_loading_is_quick_and_leaves_the_collector_as_it_was() -> None:
+async def test_stop_during_load_is_quick_and_restores_collector() -> None:
     member = Member()
     image = image_of(*[topic(number, 1000) for number in range(100)])
     write_snapshot(member.replica, image)
     member.replica.install(SnapshotId(image.offset + 1, 1))
     member.loader.start()
-    await soon(lambda: not gc.isenabled())
+    await within_steps(lambda: not gc.isenabled())
     assert not member.loader.is_loaded
     stopping = asyncio.create_task(member.loader.stop())
-    for _ in range(20):  # turns of the loop, of which a load takes hundreds
+    for _ in range(20):  # iterations of the loop; a load takes hundreds
         await asyncio.sleep(0)
     assert stopping.done()
     assert gc.isenabled()
@@ -341,12 +339,12 @@ async def test_a_stop_while_loading_is_quick_and_leaves_the_collector_as_it_was(
     member.close()
 
 
-async def test_a_snapshot_that_is_corrupt_when_it_is_loaded_is_counted_and_told() -> None:
+async def test_corrupt_snapshot_is_counted_and_reported_on_load() -> None:
     member = Member()
     snapshot_id = write_snapshot(member.replica, image_of(topic(1)))
     member.replica.install(snapshot_id)
-    (name,) = [name for name in member.fs.list_dir(FOLDER) if name.endswith(".checkpoint")]
-    file = member.fs.open(f"{FOLDER}/{name}")
+    (name,) = [name for name in member.fs.list_dir(DIRECTORY) if name.endswith(".checkpoint")]
+    file = member.fs.open(f"{DIRECTORY}/{name}")
     file.truncate(file.size() - 3)
     file.close()
     async with running(member):
@@ -355,7 +353,7 @@ async def test_a_snapshot_that_is_corrupt_when_it_is_loaded_is_counted_and_told(
     assert isinstance(member.failures[0], CorruptRecordError)
 
 
-async def test_features_and_brokers_survive_a_reload() -> None:
+async def test_reload_keeps_features_and_brokers() -> None:
     member = Member()
     end_points = (r.BrokerEndpoint("MESH", "h", 1),)
     member.append([r.FeatureLevelRecord(r.METADATA_VERSION, r.METADATA_VERSION_LEVEL)])
@@ -364,9 +362,9 @@ async def test_features_and_brokers_survive_a_reload() -> None:
         member.commit()
         await member.applied()
         before = member.loader.image
-        member.own(topic(1))
-        member.cut(2)
+        member.append_and_apply(topic(1))
+        member.truncate(2)
         await until(lambda: member.loader.image is not before and member.loader.is_loaded)
         assert list(member.loader.image.brokers) == [1]
         delta = next(delta for _, image, delta in member.published if image is member.loader.image)
-        assert (delta.changed_brokers, [gone.name for gone in delta.deleted_topics]) == (set(), ["t1"])
+        assert (delta.changed_brokers, [topic.name for topic in delta.deleted_topics]) == (set(), ["t1"])

@@ -1,4 +1,4 @@
-"""Long work gives way; the garbage collector does not look at images, and they are freed in slices."""
+"""Pacing of long work: the loader yields, and the garbage collector skips images, which are freed in slices."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def _thaw() -> Iterator[None]:
 
 
 class _Watched(list[int]):
-    """Can be referred to weakly."""
+    """A list that supports weak references."""
 
 
-def test_the_collector_is_off_until_the_last_has_loaded_and_what_came_is_frozen() -> None:
+def test_collector_is_off_during_nested_loads_and_freezes_loaded_objects() -> None:
     gc.unfreeze()
     with pacing.collector_off():
         with pacing.collector_off():
@@ -33,10 +33,10 @@ def test_the_collector_is_off_until_the_last_has_loaded_and_what_came_is_frozen(
         assert not gc.isenabled()
         loaded = _Watched()
     assert gc.isenabled()
-    assert not any(one is loaded for one in gc.get_objects())
+    assert not any(tracked is loaded for tracked in gc.get_objects())
 
 
-def test_a_collector_that_somebody_turned_off_stays_off() -> None:
+def test_collector_that_was_disabled_before_load_stays_disabled() -> None:
     gc.disable()
     try:
         with pacing.collector_off():
@@ -46,31 +46,31 @@ def test_a_collector_that_somebody_turned_off_stays_off() -> None:
         gc.enable()
 
 
-async def test_an_image_and_a_delta_go_while_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_freeing_image_and_delta_yields_to_other_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pacing, "SLICE_S", 0.0)
     monkeypatch.setattr(pacing, "_KEYS_PER_STEP", 10)
     monkeypatch.setattr(pacing, "_TOPICS_PER_STEP", 1)
-    turns = 0
+    runs = 0
 
     async def count() -> None:
-        nonlocal turns
+        nonlocal runs
         while True:
-            turns += 1
+            runs += 1
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(count())
     images, deltas = [image_of(*[topic(number, 10) for number in range(10)])], [MetadataDelta()]
     deltas[0] = difference(MetadataImage(), images[0])
     await pacing.free_image(images)
-    image_turns = turns
+    image_runs = runs
     await pacing.free_delta(deltas)
     counting.cancel()
     assert (images, deltas) == ([], [])
-    assert image_turns >= 10
-    assert turns - image_turns >= 10
+    assert image_runs >= 10
+    assert runs - image_runs >= 10
 
 
-async def test_nothing_is_published_of_a_replay_that_a_failure_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_replay_publishes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pacing, "SLICE_S", 0.0)
     monkeypatch.setattr(loader_module, "APPLY_BYTES", 1)
     member = Member()
@@ -82,14 +82,14 @@ async def test_nothing_is_published_of_a_replay_that_a_failure_ended(monkeypatch
         published = len(member.published)
         member.commit()
         await until(lambda: member.loader.applied_end > 2)
-        member.loader._fail(ValueError("a defect of the snapshot maker"))
+        member.loader._fail(ValueError("a bug of the snapshot maker"))
         await asyncio.sleep(0.02)
         assert len(member.published) == published
         assert len(member.failures) == 1
 
 
-async def test_a_log_that_starts_after_all_snapshots_is_told() -> None:
-    """630-06 is broken: no state can be made of this."""
+async def test_log_start_above_all_snapshots_is_reported() -> None:
+    """This violates 630-06: no image can be built."""
     member = Member()
     member.append(topic(1))
     write_snapshot(member.replica, image_of(topic(1)))

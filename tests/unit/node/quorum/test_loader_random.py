@@ -1,4 +1,4 @@
-"""Any order of appends, commits, cuts, snapshots and own decisions: the image and what was published are the log's."""
+"""Random appends, commits, truncations, snapshots and decisions: the image and its deltas always match the log."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _small_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class History:
-    """What all replicas agree on, and what this one has beyond it; as batches from the first offset on."""
+    """The expected log of the replica: all batches from offset 0."""
 
     def __init__(self, rng: Random) -> None:
         self.rng = rng
@@ -56,7 +56,7 @@ class History:
         self.tip.replay(batch, MetadataDelta())
         self.batches.append(batch)
 
-    def cut(self, offset: int) -> None:
+    def truncate(self, offset: int) -> None:
         kept = [batch for batch in self.batches if record_batch.parse_header(batch).next_offset <= offset]
         self.batches, self.tip = [], MetadataImage()
         for batch in kept:
@@ -67,24 +67,24 @@ class History:
         return [end for end in ends if end >= above]
 
     def records(self) -> list[r.Record]:
-        """A decision that is possible now."""
+        """Return the records of a random decision that is possible now."""
         rng, tip = self.rng, self.tip
         if not tip.brokers:
             return BROKERS
-        what = rng.random()
-        if what < 0.3 or not tip.topics:
+        choice = rng.random()
+        if choice < 0.3 or not tip.topics:
             self._topics += 2
-            made = topic(self._topics, rng.randint(1, 8), leader=rng.choice([1, 2, 3]))
-            return made if rng.random() < 0.5 else [*made, *topic(self._topics - 1)]
-        if what < 0.7:
+            created = topic(self._topics, rng.randint(1, 8), leader=rng.choice([1, 2, 3]))
+            return created if rng.random() < 0.5 else [*created, *topic(self._topics - 1)]
+        if choice < 0.7:
             broker = tip.brokers[rng.choice([1, 2, 3])]
             fenced = -1 if broker.fenced else 1
             return [r.BrokerRegistrationChangeRecord(broker.broker_id, broker.broker_epoch, fenced=fenced)]
         chosen = rng.choice(list(tip.topics.values()))
-        if what < 0.85:
+        if choice < 0.85:
             state = chosen.partitions[0]
-            able = [member for member in state.isr if not tip.brokers[member].fenced]
-            leader = rng.choice(able) if able else r.NO_LEADER
+            eligible = [member for member in state.isr if not tip.brokers[member].fenced]
+            leader = rng.choice(eligible) if eligible else r.NO_LEADER
             return [change_of(chosen.topic_id, leader)]
         return [r.RemoveTopicRecord(chosen.topic_id)]
 
@@ -96,8 +96,8 @@ def change_of(of: bytes, leader: int) -> r.Record:
     return record
 
 
-class Life:
-    """One replica, leader now and then."""
+class ReplicaLife:
+    """One replica that is sometimes the leader."""
 
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
@@ -112,13 +112,13 @@ class Life:
 
     async def publish(self, image: MetadataImage, delta: MetadataDelta) -> None:
         assert not image.is_within_batch
-        self.see(image, delta)
+        self.apply_delta(image, delta)
         await asyncio.sleep(0)
 
-    def see(self, image: MetadataImage, delta: MetadataDelta) -> None:
-        """What a reader knows who only looks at what is told to have changed."""
-        for gone in delta.deleted_topics:
-            for key in [key for key in self.view if key[0] == gone.topic_id]:
+    def apply_delta(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        """Update the view of a reader that only reads what a delta names."""
+        for deleted in delta.deleted_topics:
+            for key in [key for key in self.view if key[0] == deleted.topic_id]:
                 del self.view[key]
         for key in delta.changed_partitions:
             state = image.partition(*key)
@@ -126,7 +126,7 @@ class Life:
                 self.view[key] = state
 
     def step_own(self) -> None:
-        """What an owner does between others' work."""
+        """Run the next step of an own batch."""
         if self.steps is None:
             return
         image = self.member.loader.image
@@ -134,12 +134,12 @@ class Life:
             next(self.steps)
         except StopIteration as end:
             self.steps = None
-            self.see(image, end.value)
+            self.apply_delta(image, end.value)
 
     def act(self) -> None:
-        """Something happens."""
+        """Do one random action."""
         member, rng = self.member, self.rng
-        match rng.choice(["append", "append", "commit", "commit", "own", "own", "cut", "install", "follow"]):
+        match rng.choice(["append", "append", "commit", "commit", "own", "own", "truncate", "install", "follow"]):
             case "append" if not self.leads:
                 self.history.add(member.append(self.history.records(), self.epoch))
             case "commit":
@@ -149,11 +149,11 @@ class Life:
                 self.history.add(batch)
                 self.steps = member.loader.apply_own_steps(batch)
                 self.step_own()
-            case "cut":
+            case "truncate":
                 self.depose()
-                where = rng.choice(self.history.ends(member.high_watermark) or [member.high_watermark])
-                self.history.cut(where)
-                member.cut(where)
+                offset = rng.choice(self.history.ends(member.high_watermark) or [member.high_watermark])
+                self.history.truncate(offset)
+                member.truncate(offset)
             case "install" if rng.random() < 0.3:
                 self.depose()
                 self.install()
@@ -162,7 +162,7 @@ class Life:
 
     @property
     def leads(self) -> bool:
-        """By its own word: after an election there is nothing that it does not know to be committed."""
+        """Whether the replica leads the current epoch."""
         return self.epoch % 2 == 0
 
     @property
@@ -170,12 +170,12 @@ class Life:
         return self.member.loader.is_loaded and self.member.loader.applied_end == self.member.end
 
     def depose(self) -> None:
-        """Another epoch; the odd ones are others'."""
+        """Start a new epoch. Other replicas lead the odd epochs."""
         self.epoch += 1
 
     def install(self) -> None:
-        """Others went on, from what is committed, and their log begins later."""
-        self.history.cut(self.member.high_watermark)
+        """Install a snapshot of a log that continued from the committed offset on other replicas."""
+        self.history.truncate(self.member.high_watermark)
         for _ in range(self.rng.randint(1, 5)):
             self.history.add(
                 record_batch.build(
@@ -194,7 +194,7 @@ class Life:
                 self.step_own()
                 await asyncio.sleep(0)
             if self.rng.random() < 0.1:
-                await asyncio.sleep(0.005)  # for threads
+                await asyncio.sleep(0.005)  # time for threads
             assert not self.member.failures, self.member.failures
         while self.steps is not None:
             self.step_own()
@@ -202,8 +202,8 @@ class Life:
 
 
 async def live(seed: int) -> None:
-    """AssertionError when something is not as the log says."""
-    life = Life(seed)
+    """Run the actions of a seed and compare the image, the view and the snapshot with the log."""
+    life = ReplicaLife(seed)
     member = life.member
     async with running(member):
         async with asyncio.timeout(60):
@@ -214,15 +214,17 @@ async def live(seed: int) -> None:
         assert not member.failures
         assert sorted(map(repr, image_records(image.capture()))) == sorted(map(repr, image_records(tip.capture())))
         wanted = {
-            (each.topic_id, number): state for each in tip.topics.values() for number, state in each.partitions.items()
+            (topic.topic_id, number): state
+            for topic in tip.topics.values()
+            for number, state in topic.partitions.items()
         }
         with suppress(TimeoutError):
-            await until(lambda: life.view == wanted)  # it is published
+            await until(lambda: life.view == wanted)  # the last delta is published
         assert life.view == wanted
         latest = member.replica.latest_snapshot
         assert latest is None or latest.end_offset <= member.high_watermark
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_the_image_and_what_was_told_of_it_are_the_logs(seed: int) -> None:
+async def test_image_and_published_deltas_match_log(seed: int) -> None:
     await live(seed)

@@ -1,4 +1,4 @@
-"""One record may change many partitions: others run while it is applied, and nobody takes half of it for a state."""
+"""Batches that change many partitions: other tasks run during the apply, but no task uses a partly applied image."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tests.unit.node.quorum.loader_support import (
     change,
     image_of,
     running,
-    soon,
     topic,
     topic_id,
     until,
+    within_steps,
 )
 
 PARTITIONS = 40
@@ -57,8 +57,8 @@ def leaders(image: MetadataImage) -> set[int]:
     return {state.leader for state in image.topics[topic_id(1)].partitions.values()}
 
 
-async def own_half_applied(member: Member) -> Steps:
-    """An active controller has fenced a broker."""
+async def partly_applied_own_batch(member: Member) -> Steps:
+    """Apply half of a batch in which the active controller fences a broker."""
     member.commit()
     await member.applied()
     steps = member.loader.apply_own_steps(member.append(FENCING))
@@ -68,17 +68,17 @@ async def own_half_applied(member: Member) -> Steps:
     return steps
 
 
-async def some_turns() -> None:
+async def run_other_tasks() -> None:
     for _ in range(100):
         await asyncio.sleep(0)
 
 
-def come_to_the_end(steps: Steps) -> None:
+def finish(steps: Steps) -> None:
     for _ in steps:
         pass
 
 
-async def test_the_loader_gives_way_within_a_batch_and_publishes_it_whole() -> None:
+async def test_loader_yields_within_batch_and_publishes_it_completely() -> None:
     member = member_with_partitions()
     async with running(member):
         member.commit()
@@ -86,7 +86,7 @@ async def test_the_loader_gives_way_within_a_batch_and_publishes_it_whole() -> N
         image, published = member.loader.image, len(member.published)
         member.append(FENCING)
         member.commit()
-        await soon(lambda: image.is_within_batch and leaders(image) == {1, 2})
+        await within_steps(lambda: image.is_within_batch and leaders(image) == {1, 2})
         assert len(member.published) == published
         assert member.loader.applied_end == member.end - 1
         await member.applied()
@@ -97,31 +97,31 @@ async def test_the_loader_gives_way_within_a_batch_and_publishes_it_whole() -> N
         assert not member.failures
 
 
-def test_a_new_topic_is_there_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who sees fewer partitions than there are sends keys to others."""
+def test_new_topic_appears_with_all_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer that sees fewer partitions would send keys to the wrong ones."""
     monkeypatch.setattr(images, "STEP_RECORDS", 3)
     member, image = Member(), MetadataImage()
     batch = member.append([*topic(1, 10), *topic(2, 10), *change(1, 2), *topic(3, 1)])
     steps = image.replay_steps(batch, MetadataDelta())
-    seen = [[len(each.partitions) for each in image.topics.values()] for _ in steps]
+    seen = [[len(state.partitions) for state in image.topics.values()] for _ in steps]
     member.close()
     assert seen == [[10], [10, 10]]
 
 
-async def test_the_watermark_passes_an_own_batch_that_is_half_applied() -> None:
-    """It is applied once, by who began it."""
+async def test_loader_does_not_apply_partly_applied_own_batch_again() -> None:
+    """The high watermark passes the batch, but only its owner applies it."""
     member = member_with_partitions()
     async with running(member):
-        steps = await own_half_applied(member)
+        steps = await partly_applied_own_batch(member)
         image, published = member.loader.image, len(member.published)
         with pytest.raises(RuntimeError):
-            member.own(topic(2))
+            member.append_and_apply(topic(2))
         member.commit()
-        await some_turns()
-        assert member.loader.applied_end == member.end - 3  # of the topic: two records
+        await run_other_tasks()
+        assert member.loader.applied_end == member.end - 3  # the topic has two records
         assert len(member.published) == published
         assert image.is_within_batch
-        come_to_the_end(steps)
+        finish(steps)
         assert leaders(image) == {2}
         await member.applied()
         assert member.loader.image is image
@@ -129,7 +129,7 @@ async def test_the_watermark_passes_an_own_batch_that_is_half_applied() -> None:
         assert not member.failures
 
 
-async def test_what_was_applied_before_an_own_batch_is_published_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_changes_before_own_batch_are_published_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loaders, "APPLY_BYTES", 1)
     member = member_with_partitions()
     async with running(member):
@@ -138,50 +138,50 @@ async def test_what_was_applied_before_an_own_batch_is_published_after_it(monkey
         published = len(member.published)
         member.append(change(1, 3))
         member.commit()
-        await soon(lambda: member.loader.applied_end == member.end)
+        await within_steps(lambda: member.loader.applied_end == member.end)
         steps = member.loader.apply_own_steps(member.append(FENCING))
         next(steps)
-        await some_turns()
+        await run_other_tasks()
         assert len(member.published) == published
-        come_to_the_end(steps)
+        finish(steps)
         await until(lambda: len(member.published) > published)
         assert (topic_id(1), 0) in member.published[-1][2].changed_partitions
         assert not member.published[-1][1].is_within_batch
 
 
-async def test_no_snapshot_is_made_of_half_a_batch() -> None:
+async def test_snapshot_waits_for_end_of_own_batch() -> None:
     member = member_with_partitions(ALWAYS)
     async with running(member):
         member.commit()
         await until(lambda: member.posted)
         before = member.replica.latest_snapshot
         assert before == SnapshotId(member.end, 1)
-        steps = await own_half_applied(member)
+        steps = await partly_applied_own_batch(member)
         member.commit()
-        await some_turns()
+        await run_other_tasks()
         assert member.loader.image.is_within_batch
-        come_to_the_end(steps)
+        finish(steps)
         await until(lambda: member.replica.latest_snapshot != before)
         assert member.replica.latest_snapshot == SnapshotId(member.end, 1)
         assert not member.failures
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
-async def test_an_own_batch_that_is_half_applied_is_cut(is_replaced: bool) -> None:
-    """A deposed leader: the image is thrown away, but not under who applies the batch."""
+async def test_truncated_own_batch_is_finished_before_image_is_replaced(is_replaced: bool) -> None:
+    """A deposed leader drops its image only after the owner of the batch has finished."""
     member = member_with_partitions()
     async with running(member):
-        steps = await own_half_applied(member)
+        steps = await partly_applied_own_batch(member)
         image, base = member.loader.image, member.end - 1
         if is_replaced:
             wanted = image_of(BROKERS, topic(1, 2), epoch=2, offset=100)
             member.install(wanted)
         else:
-            member.cut(base)
-        await some_turns()
+            member.truncate(base)
+        await run_other_tasks()
         assert member.loader.image is image
         assert member.loader.applied_end == 0
-        come_to_the_end(steps)
+        finish(steps)
         await until(lambda: member.loader.image is not image)
         await member.applied()
         assert leaders(member.loader.image) == {1}
@@ -189,7 +189,7 @@ async def test_an_own_batch_that_is_half_applied_is_cut(is_replaced: bool) -> No
         assert not member.failures
 
 
-async def test_what_was_applied_before_an_own_batch_that_is_cut_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_changes_before_truncated_own_batch_are_published(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loaders, "APPLY_BYTES", 1)
     member = member_with_partitions()
     member.append(topic(2))
@@ -200,19 +200,19 @@ async def test_what_was_applied_before_an_own_batch_that_is_cut_is_told(monkeypa
         member.append([r.RemoveTopicRecord(topic_id(2))])
         base = member.end
         member.commit()
-        await soon(lambda: member.loader.applied_end == base)
+        await within_steps(lambda: member.loader.applied_end == base)
         steps = member.loader.apply_own_steps(member.append(FENCING))
         next(steps)
-        await some_turns()
-        member.cut(base)
-        come_to_the_end(steps)
+        await run_other_tasks()
+        member.truncate(base)
+        finish(steps)
         await until(lambda: member.loader.image is not image)
         await member.applied()
-        assert [gone.name for _, _, delta in member.published for gone in delta.deleted_topics] == ["t2"]
+        assert [deleted.name for _, _, delta in member.published for deleted in delta.deleted_topics] == ["t2"]
 
 
-async def test_a_snapshot_that_comes_within_a_batch_waits_for_its_end() -> None:
-    """Of an observer: what is published is a state of the cluster all the time."""
+async def test_snapshot_installed_within_batch_waits_for_its_end() -> None:
+    """On an observer: every published image is a state that the cluster had."""
     member = member_with_partitions()
     states: list[set[int]] = []
 
@@ -227,7 +227,7 @@ async def test_a_snapshot_that_comes_within_a_batch_waits_for_its_end() -> None:
         image = member.loader.image
         member.append(FENCING)
         member.commit()
-        await soon(lambda: image.is_within_batch and len(leaders(image)) > 1)
+        await within_steps(lambda: image.is_within_batch and len(leaders(image)) > 1)
         member.install(image_of(BROKERS, topic(1, PARTITIONS, leader=3), epoch=2, offset=100))
         await until(lambda: member.loader.image is not image)
         await member.applied()
@@ -237,10 +237,10 @@ async def test_a_snapshot_that_comes_within_a_batch_waits_for_its_end() -> None:
         assert not member.failures
 
 
-async def test_an_image_that_was_given_up_within_a_batch_is_loaded_anew() -> None:
+async def test_image_abandoned_within_batch_is_reloaded() -> None:
     member = member_with_partitions()
     async with running(member):
-        steps = await own_half_applied(member)
+        steps = await partly_applied_own_batch(member)
         image = member.loader.image
         steps.close()
         assert image.failed
@@ -252,19 +252,19 @@ async def test_an_image_that_was_given_up_within_a_batch_is_loaded_anew() -> Non
         assert not member.failures
 
 
-async def test_a_loader_that_stops_within_a_batch() -> None:
+async def test_loader_stopped_within_batch_marks_image_failed() -> None:
     member = member_with_partitions()
     async with running(member):
         member.commit()
         await member.applied()
         member.append(FENCING)
         member.commit()
-        await soon(lambda: member.loader.image.is_within_batch)
+        await within_steps(lambda: member.loader.image.is_within_batch)
     assert member.loader.image.failed
     assert member.loader.applied_end == 0
 
 
-async def test_many_changed_partitions_are_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_change_freezes_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     frozen: list[int] = []
     monkeypatch.setattr(loaders, "FREEZE_PARTITIONS", PARTITIONS)
     monkeypatch.setattr(loaders, "freeze", lambda: frozen.append(member.loader.image.offset))
@@ -277,5 +277,5 @@ async def test_many_changed_partitions_are_frozen(monkeypatch: pytest.MonkeyPatc
         member.commit()
         await member.applied()
         assert frozen == [member.end - 1]
-        member.own([r.BrokerRegistrationChangeRecord(2, 2, fenced=1)])
+        member.append_and_apply([r.BrokerRegistrationChangeRecord(2, 2, fenced=1)])
         assert frozen == [member.end - 2, member.end - 1]

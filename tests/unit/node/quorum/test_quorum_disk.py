@@ -1,4 +1,4 @@
-"""Disks under a metadata quorum that fill up or fail."""
+"""Full and failing disks of nodes of a metadata quorum."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOG = "__cluster_metadata-0/0000"
 
 
 class Disks(defaultdict[int, FaultyFileSystem]):
-    """A file system in memory for each node."""
+    """An in-memory file system for each node."""
 
     def __init__(self) -> None:
         super().__init__(FaultyFileSystem)
@@ -28,7 +28,7 @@ def quorum_on(disks: Disks, voters: int = 3) -> Quorum:
     return Quorum(Path("/data"), voters, fs_of=lambda node_id: disks[node_id])
 
 
-async def test_a_full_disk_refuses_an_append_and_no_more() -> None:
+async def test_full_disk_fails_only_affected_append() -> None:
     disks = Disks()
     async with quorum_on(disks) as quorum:
         leader = await quorum.leader()
@@ -44,7 +44,7 @@ async def test_a_full_disk_refuses_an_append_and_no_more() -> None:
         assert not leader.failures
 
 
-async def test_a_follower_whose_disk_is_full_goes_on_when_there_is_room() -> None:
+async def test_voter_with_full_disk_catches_up_when_space_is_free() -> None:
     disks = Disks()
     async with quorum_on(disks) as quorum:
         leader = await quorum.leader()
@@ -57,7 +57,7 @@ async def test_a_follower_whose_disk_is_full_goes_on_when_there_is_room() -> Non
         assert not full.failures
 
 
-async def test_a_failed_fsync_ends_the_node_and_the_others_go_on() -> None:
+async def test_failed_fsync_stops_leader_and_quorum_elects_new_one() -> None:
     disks = Disks()
     async with quorum_on(disks) as quorum:
         first = await quorum.leader()
@@ -79,7 +79,7 @@ async def test_a_failed_fsync_ends_the_node_and_the_others_go_on() -> None:
         assert not first.failures
 
 
-async def test_a_failed_write_ends_the_node_and_is_told_once() -> None:
+async def test_failed_write_stops_node_and_is_reported_once() -> None:
     disks = Disks()
     async with quorum_on(disks, 1) as quorum:
         leader = await quorum.leader()
@@ -91,27 +91,27 @@ async def test_a_failed_write_ends_the_node_and_is_told_once() -> None:
         await leader.kill()
 
 
-async def test_an_election_that_cannot_be_written_ends_the_node_and_is_told_to_nobody() -> None:
+async def test_failed_write_of_election_stops_node_without_event() -> None:
     disks = Disks()
     quorum = quorum_on(disks)
-    fails: list[Node] = []
+    broken: list[Node] = []
 
     def break_disk(node: Node) -> None:
         if node.node_id == 2:
             disks[2].fail("sync", path="quorum-state")
-            fails.append(node)
+            broken.append(node)
 
     quorum.on_boot = break_disk
     async with quorum:
         leader = await quorum.leader()
-        await until(lambda: fails[0].failures)
-        states = fails[0].listener.of("state")
-        assert len(states) == 1, "that of the start"
+        await until(lambda: broken[0].failures)
+        states = broken[0].listener.of("state")
+        assert len(states) == 1, "only the event of the start"
         await quorum.append(leader, b"a")
-        await fails[0].kill()
+        await broken[0].kill()
 
 
-async def test_leader_epochs_that_find_no_room_are_written_later() -> None:
+async def test_leader_epoch_checkpoint_is_retried_on_full_disk() -> None:
     disks = Disks()
     async with quorum_on(disks, 1) as quorum:
         leader = await quorum.leader()

@@ -1,4 +1,4 @@
-"""Elections, appends and the end of leaders in a metadata quorum over gRPC and files."""
+"""Elections, appends and resignations in a metadata quorum over gRPC and files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kipmesh.node.quorum.driver import Alarm, raft_config
 from tests.unit.node.quorum.quorum_support import CLUSTER_ID, WAIT_S, Node, Quorum, batch_of, until
 
 
-async def test_one_of_three_is_elected_and_commits_on_a_majority(tmp_path: Path) -> None:
+async def test_quorum_of_three_elects_leader_that_commits_on_majority(tmp_path: Path) -> None:
     async with Quorum(tmp_path, 3) as quorum:
         leader = await quorum.leader()
         end = await quorum.append(leader, b"a", b"b")
@@ -32,7 +32,7 @@ async def test_one_of_three_is_elected_and_commits_on_a_majority(tmp_path: Path)
         assert not any(node.failures for node in quorum.all)
 
 
-async def test_a_single_voter_leads_at_once(tmp_path: Path) -> None:
+async def test_single_voter_becomes_leader_after_each_start(tmp_path: Path) -> None:
     async with Quorum(tmp_path, 1, 1) as quorum:
         leader = await quorum.leader()
         await quorum.append(leader, b"a")
@@ -45,7 +45,7 @@ async def test_a_single_voter_leads_at_once(tmp_path: Path) -> None:
         assert leader.log_values == [b"a"]
 
 
-async def test_nothing_committed_is_lost_with_a_leader(tmp_path: Path) -> None:
+async def test_committed_records_survive_killed_leader(tmp_path: Path) -> None:
     async with Quorum(tmp_path, 3, 1) as quorum:
         first = await quorum.leader()
         for value in (b"a", b"b", b"c"):
@@ -61,7 +61,7 @@ async def test_nothing_committed_is_lost_with_a_leader(tmp_path: Path) -> None:
         assert not any(node.failures for node in quorum.all)
 
 
-async def test_what_a_deposed_leader_appended_alone_is_cut(tmp_path: Path) -> None:
+async def test_deposed_leader_truncates_uncommitted_records(tmp_path: Path) -> None:
     async with Quorum(tmp_path, 3) as quorum:
         first = await quorum.leader()
         committed = await quorum.append(first, b"a")
@@ -83,7 +83,7 @@ async def test_what_a_deposed_leader_appended_alone_is_cut(tmp_path: Path) -> No
         assert first.listener.of("truncated") == [committed]
 
 
-async def test_a_leader_without_a_quorum_resigns(tmp_path: Path) -> None:
+async def test_leader_without_majority_resigns(tmp_path: Path) -> None:
     async with Quorum(tmp_path, 3) as quorum:
         leader = await quorum.leader()
         epoch = leader.driver.epoch
@@ -95,7 +95,7 @@ async def test_a_leader_without_a_quorum_resigns(tmp_path: Path) -> None:
             leader.driver.append(batch_of(b"x"), epoch)
 
 
-async def test_who_may_not_append_is_told_who_may(tmp_path: Path) -> None:
+async def test_append_to_follower_names_active_controller(tmp_path: Path) -> None:
     async with Quorum(tmp_path, 3, 1) as quorum:
         leader = await quorum.leader()
         await until(lambda: all(node.driver.election.leader_id == leader.node_id for node in quorum.all))
@@ -114,9 +114,11 @@ async def test_who_may_not_append_is_told_who_may(tmp_path: Path) -> None:
         assert leader.log_values == []
 
 
-async def test_a_leader_that_stops_names_its_successor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Far sooner than by the fetch timeout of ten minutes, and who waits is answered."""
-    monkeypatch.setattr(driver_module, "RESIGN_WAIT_S", WAIT_S)  # it says so to all, however slow they are
+async def test_stopping_leader_hands_over_and_ends_waiting_fetches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The followers start an election without waiting for the fetch timeout of ten minutes."""
+    monkeypatch.setattr(driver_module, "RESIGN_WAIT_S", WAIT_S)  # long enough to reach slow followers
     async with Quorum(tmp_path, 3) as quorum:
         leader = await quorum.leader()
         await quorum.append(leader, b"a")
@@ -130,11 +132,11 @@ async def test_a_leader_that_stops_names_its_successor(tmp_path: Path, monkeypat
         await until(lambda: len(leadership.waiting) == 3)
         epoch = leader.driver.epoch
         await asyncio.gather(leader.stop(), leader.driver.stop())
-        answer = await waiting
-        assert isinstance(answer, FetchResponse)
-        assert answer.responses[0].partitions[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        response = await waiting
+        assert isinstance(response, FetchResponse)
+        assert response.responses[0].partitions[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
         others = quorum.followers(leader)
-        await until(lambda: all(node.driver.epoch > epoch for node in others))  # nobody else ends that epoch for them
+        await until(lambda: all(node.driver.epoch > epoch for node in others))  # only EndQuorumEpoch can end the epoch
         successor = await quorum.leader()
         assert successor.log_values == [b"a"]
         refused = await leader.driver.request(VoteRequest(CLUSTER_ID))
@@ -142,7 +144,7 @@ async def test_a_leader_that_stops_names_its_successor(tmp_path: Path, monkeypat
         await leader.driver.stop()
 
 
-async def test_a_leader_resigns_when_it_is_told_to(tmp_path: Path) -> None:
+async def test_resigned_leader_is_replaced(tmp_path: Path) -> None:
     async with Quorum(tmp_path, 3) as quorum:
         first = await quorum.leader()
         await quorum.append(first, b"a")
@@ -153,15 +155,15 @@ async def test_a_leader_resigns_when_it_is_told_to(tmp_path: Path) -> None:
         await until(lambda: first.log_values == [b"a", b"b"])
 
 
-async def test_elections_are_written_on_a_thread_and_before_they_are_told(tmp_path: Path) -> None:
+async def test_elections_are_persisted_on_thread_before_event(tmp_path: Path) -> None:
     quorum = Quorum(tmp_path, 3)
     threads: list[threading.Thread] = []
     written: dict[int, list[ElectionState]] = {}
 
-    def watch(node: Node) -> None:
+    def watch_elections(node: Node) -> None:
         persist, states = node.replica.persist, written.setdefault(node.node_id, [])
 
-        def watched(election: ElectionState) -> None:
+        def persist_slowly(election: ElectionState) -> None:
             threads.append(threading.current_thread())
             time.sleep(0.02)
             persist(election)
@@ -169,12 +171,12 @@ async def test_elections_are_written_on_a_thread_and_before_they_are_told(tmp_pa
 
         def state_changed(state: State, epoch: int, leader_id: int) -> None:
             if epoch:
-                assert states[-1].epoch == epoch, "told before it was durable"
+                assert states[-1].epoch == epoch, "event before the election was durable"
 
-        node.replica.persist = watched  # type: ignore[method-assign]
+        node.replica.persist = persist_slowly  # type: ignore[method-assign]
         node.listener.state_changed = state_changed  # type: ignore[method-assign]
 
-    quorum.on_boot = watch
+    quorum.on_boot = watch_elections
     async with quorum:
         leader = await quorum.leader()
         await quorum.append(leader, b"a")
@@ -183,28 +185,28 @@ async def test_elections_are_written_on_a_thread_and_before_they_are_told(tmp_pa
         assert not any(node.failures for node in quorum.all)
 
 
-async def test_heavy_appends_cost_no_message_each(tmp_path: Path) -> None:
+async def test_many_appends_share_fetches(tmp_path: Path) -> None:
     async with Quorum(tmp_path, 3, 1) as quorum:
         leader = await quorum.leader()
-        asked = 0
+        fetches = 0
         request = leader.driver.request
 
-        async def counted(message: FetchRequest) -> object:
-            nonlocal asked
-            asked += 1
+        async def count_fetches(message: FetchRequest) -> object:
+            nonlocal fetches
+            fetches += 1
             return await request(message)
 
-        leader.driver.request = counted  # type: ignore[assignment,method-assign]
+        leader.driver.request = count_fetches  # type: ignore[assignment,method-assign]
         for _ in range(20):
             for _ in range(100):
                 end = leader.driver.append(batch_of(b"x" * 100), leader.driver.epoch)
             await asyncio.sleep(0.001)
         await quorum.committed(leader, end)
-        assert asked < 2000, "of three replicas, for 2000 appends"
+        assert fetches < 2000, "three replicas fetch less than once per append"
         await until(lambda: all(node.driver.high_watermark >= end for node in quorum.all))
 
 
-async def test_describe_quorum_names_voters_observers_and_where_they_are(tmp_path: Path) -> None:
+async def test_describe_quorum_returns_voters_observers_and_endpoints(tmp_path: Path) -> None:
     async with Quorum(tmp_path, 3, 1) as quorum:
         leader = await quorum.leader()
         end = await quorum.append(leader, b"a")
@@ -223,28 +225,28 @@ async def test_describe_quorum_names_voters_observers_and_where_they_are(tmp_pat
             assert partition.error_code == (0 if node is leader else ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
 
-async def test_an_alarm_gives_way_to_answers_that_lie_there() -> None:
-    told: list[str] = []
-    rung = asyncio.Event()
+async def test_alarm_fires_after_pending_reads() -> None:
+    events: list[str] = []
+    fired = asyncio.Event()
 
-    def ring() -> None:
-        told.append("alarm")
-        rung.set()
+    def fire() -> None:
+        events.append("alarm")
+        fired.set()
 
-    alarm = Alarm(ring)
+    alarm = Alarm(fire)
     alarm.set(int(time.monotonic() * 1000) + 5)
     near, far = socket.socketpair()
     with near, far:
         loop = asyncio.get_running_loop()
-        loop.add_reader(near, lambda: told.append(near.recv(1).decode()))
-        time.sleep(0.1)  # noqa: ASYNC251 - the loop stands still
+        loop.add_reader(near, lambda: events.append(near.recv(1).decode()))
+        time.sleep(0.1)  # noqa: ASYNC251 - blocks the loop
         far.send(b"!")
-        await rung.wait()
+        await fired.wait()
         loop.remove_reader(near)
-    assert told == ["!", "alarm"]
+    assert events == ["!", "alarm"]
 
 
-def test_the_configuration_as_nodes_have_it() -> None:
+def test_raft_config_is_parsed_from_node_configuration() -> None:
     keys = {
         "node.id": "2",
         "cluster.id": "c",

@@ -1,7 +1,7 @@
-"""Requests from anywhere, well made or not, at every method of the service Quorum: none ends the process.
+"""Hostile requests to every method of the Quorum service do not stop the node.
 
-Nobody is authenticated, so what a good lie does to several nodes is another matter: two that were told of different
-leaders of one epoch find that out from each other and stop (`QuorumError`), as they should.
+The service does not authenticate requests. Consistent false requests to several nodes are out of scope: nodes that
+observe different leaders of one epoch stop with `QuorumError`, as they should.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from simulation.faulty_fs import FaultyFileSystem
 from tests.unit.node.quorum.quorum_support import CLUSTER_ID, Quorum
 
 MAX32, MAX64 = 2**31 - 1, 2**63 - 1
-SOMEBODY = RequestContext("hostile", "somewhere")
+CONTEXT = RequestContext("hostile", "somewhere")
 
 int32 = st.sampled_from([-(2**31), -1, 0, 1, 2, 3, 4, 9, MAX32 - 1, MAX32])
 int64 = st.sampled_from([-(2**63), -1, 0, 1, 2, 3, 100, MAX64 - 1, MAX64])
@@ -40,7 +40,7 @@ snapshot_id = st.none() | st.builds(m.SnapshotId, int64, int32)
 
 
 def lists(of: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
-    return st.lists(of, max_size=2).map(tuple) | of.map(lambda one: (one,))
+    return st.lists(of, max_size=2).map(tuple) | of.map(lambda item: (item,))
 
 
 vote = st.builds(
@@ -93,7 +93,7 @@ requests = st.one_of(
 )
 
 
-async def endure(voters: int, asked: list[tuple[str, Any]]) -> None:
+async def send_all(voters: int, requested: list[tuple[str, Any]]) -> None:
     disks: defaultdict[int, FaultyFileSystem] = defaultdict(FaultyFileSystem)
     quorum = Quorum(Path("/data"), voters, fs_of=lambda node_id: disks[node_id], election_timeout_ms=20)
     node = quorum.nodes[1]
@@ -102,29 +102,29 @@ async def endure(voters: int, asked: list[tuple[str, Any]]) -> None:
         if voters == 1:
             await quorum.append(await quorum.leader(), b"a")
         running = []
-        for method, request in asked:
-            running.append(asyncio.create_task(getattr(node.service, method)(request, SOMEBODY)))
+        for method, request in requested:
+            running.append(asyncio.create_task(getattr(node.service, method)(request, CONTEXT)))
             await asyncio.sleep(0)
         await asyncio.wait(running, timeout=0.03)
         if voters == 1:
             assert node.driver.is_leader
             await quorum.append(node, b"b")
         await node.driver.stop()
-        await asyncio.gather(*running)  # every one is answered
+        await asyncio.gather(*running)  # every request gets a response
         assert not node.failures
     finally:
         await quorum.__aexit__()
 
 
 @settings(max_examples=60, deadline=None)
-@given(asked=st.lists(requests, min_size=1, max_size=8))
+@given(requested=st.lists(requests, min_size=1, max_size=8))
 @pytest.mark.parametrize("voters", [1, 3])
-def test_no_well_formed_request_ends_the_node(voters: int, asked: list[tuple[str, Any]]) -> None:
-    asyncio.run(endure(voters, asked))
+def test_well_formed_requests_do_not_stop_node(voters: int, requested: list[tuple[str, Any]]) -> None:
+    asyncio.run(send_all(voters, requested))
 
 
-def sound_requests(config: RaftConfig, epoch: int) -> dict[str, Any]:
-    """One request a method that is in order, and from nobody whose word would count but for a vote."""
+def valid_requests(config: RaftConfig, epoch: int) -> dict[str, Any]:
+    """Return a valid request for each method. Only the vote comes from a voter."""
     peer, observer = RaftConfig(2, (1, 2, 3), config.cluster_id), RaftConfig(9, (1, 2, 3), config.cluster_id)
     return {
         "Vote": wire.vote_request(peer, epoch + 1, 1, 5),
@@ -142,8 +142,8 @@ def sound_requests(config: RaftConfig, epoch: int) -> dict[str, Any]:
     }
 
 
-def spoiled(rng: Random, data: bytes) -> bytes:
-    """Other bytes, most of them as they were."""
+def mutate(rng: Random, data: bytes) -> bytes:
+    """Return the bytes with a few random changes."""
     changed = bytearray(data)
     for _ in range(rng.randint(1, 3)):
         at = rng.randrange(len(changed) + 1)
@@ -174,27 +174,27 @@ async def call(channel: grpc.aio.Channel, method: str, data: bytes) -> None:
             raise AssertionError(f"{method} of {data!r}") from error
 
 
-async def test_no_bytes_end_the_node(tmp_path: Path) -> None:
+async def test_mutated_bytes_do_not_stop_node(tmp_path: Path) -> None:
     rng = Random(20250802)
     async with Quorum(tmp_path, 3) as quorum:
         leader = await quorum.leader()
         await quorum.append(leader, b"a")
         for node in quorum.nodes.values():
             async with grpc.aio.insecure_channel(quorum.voters[node.node_id - 1].address) as channel:
-                for method, request in sound_requests(node.driver.config, node.driver.epoch).items():
-                    if "QuorumEpoch" in method:  # or a changed byte makes a good lie of it
+                for method, request in valid_requests(node.driver.config, node.driver.epoch).items():
+                    if "QuorumEpoch" in method:  # a changed byte could make a consistent false request
                         request = request._replace(cluster_id="other")
-                    sound = proto.encode(request)
-                    await asyncio.gather(*[call(channel, method, spoiled(rng, sound)) for _ in range(40)])
+                    valid = proto.encode(request)
+                    await asyncio.gather(*[call(channel, method, mutate(rng, valid)) for _ in range(40)])
         assert not any(node.failures for node in quorum.all)
         await quorum.append(await quorum.leader(), b"b")
 
 
-async def test_another_cluster_is_told_so(tmp_path: Path) -> None:
+async def test_requests_with_other_cluster_id_or_invalid_topics_are_refused(tmp_path: Path) -> None:
     async with Quorum(tmp_path, 1) as quorum:
         leader = await quorum.leader()
         connection = leader.pool.get(quorum.voters[0].address)
-        for method, request in sound_requests(leader.driver.config, leader.driver.epoch).items():
+        for method, request in valid_requests(leader.driver.config, leader.driver.epoch).items():
             if method not in ("FetchStream", "DescribeQuorum"):
                 response = await connection.call("Quorum", method, request._replace(cluster_id="other"), 10)
                 assert response.error_code == ErrorCode.INCONSISTENT_CLUSTER_ID, method
@@ -207,5 +207,5 @@ async def test_another_cluster_is_told_so(tmp_path: Path) -> None:
         await quorum.append(leader, b"a")
 
 
-def test_the_fuzz_reaches_every_method() -> None:
-    assert set(sound_requests(RaftConfig(1, (1, 2, 3), CLUSTER_ID), 1)) == set(METHODS["Quorum"])
+def test_fuzz_covers_every_method() -> None:
+    assert set(valid_requests(RaftConfig(1, (1, 2, 3), CLUSTER_ID), 1)) == set(METHODS["Quorum"])

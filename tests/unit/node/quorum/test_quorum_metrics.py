@@ -1,4 +1,4 @@
-"""The metrics of 630-17, read from the registry after what they are about has happened."""
+"""Metrics of the metadata quorum, snapshots and loader (630-17)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from kipmesh.node.quorum import pacing
 from tests.unit.node.quorum.loaded_quorum import LoadedQuorum
 from tests.unit.node.quorum.loader_support import (
     ALWAYS,
-    FOLDER,
+    DIRECTORY,
     Member,
     change,
     image_of,
     running,
     sample,
-    soon,
     topic,
     until,
+    within_steps,
     write_snapshot,
 )
 
@@ -36,11 +36,11 @@ def no_replica_lags(registry: CollectorRegistry, replicas: Iterable[int]) -> boo
     return all(sample(registry, f"{RAFT}replica_lag", replica_id=replica) == 0 for replica in replicas)
 
 
-async def test_the_quorums_gauges_say_what_happened_on_each_node(tmp_path: Path) -> None:
+async def test_quorum_gauges_match_state_of_each_node(tmp_path: Path) -> None:
     async with LoadedQuorum(tmp_path, 3, 1) as quorum:
         leader = await quorum.active()
-        end = quorum.own(leader, topic(1))
-        await quorum.everywhere(end)
+        end = quorum.append_and_apply(leader, topic(1))
+        await quorum.applied_everywhere(end)
         await until(lambda: sample(quorum.loaded[leader.node_id].registry, f"{RAFT}number_of_observers") == 1)
         for node in quorum.all:
             registry = quorum.loaded[node.node_id].registry
@@ -60,10 +60,10 @@ async def test_the_quorums_gauges_say_what_happened_on_each_node(tmp_path: Path)
                 assert sample(registry, f"{RAFT}current_vote") == leader.node_id
                 await until(partial(no_replica_lags, registry, others))
             else:
-                assert set(lags.values()) == {None}, "only the leader knows"
+                assert set(lags.values()) == {None}, "only the leader exports the lag"
 
 
-async def test_a_replica_that_is_away_lags(tmp_path: Path) -> None:
+async def test_leader_exports_lag_of_stopped_replica(tmp_path: Path) -> None:
     async with LoadedQuorum(tmp_path, 3) as quorum:
         leader = await quorum.active()
         away = quorum.followers(leader)[0]
@@ -71,12 +71,12 @@ async def test_a_replica_that_is_away_lags(tmp_path: Path) -> None:
         await until(lambda: sample(registry, f"{RAFT}replica_lag", replica_id=away.node_id) == 0)
         await quorum.loaded[away.node_id].loader.stop()
         await away.kill()
-        end = quorum.own(leader, topic(1))
+        end = quorum.append_and_apply(leader, topic(1))
         await quorum.committed(leader, end)
         assert sample(registry, f"{RAFT}replica_lag", replica_id=away.node_id) == 2
 
 
-async def test_a_snapshot_that_is_made_and_one_that_is_loaded_show() -> None:
+async def test_created_and_loaded_snapshots_update_metrics() -> None:
     member = Member(snapshots=ALWAYS)
     assert sample(member.registry, f"{CONTROLLER}gensnapshotlatencyms_count") == 0
     member.append(topic(1))
@@ -100,7 +100,7 @@ async def test_a_snapshot_that_is_made_and_one_that_is_loaded_show() -> None:
         assert sample(registry, "kipmesh_metadata_log_start_offset") == 54
 
 
-async def test_the_snapshot_lag_is_what_is_committed_after_it() -> None:
+async def test_snapshot_lag_counts_committed_records_after_snapshot() -> None:
     member = Member()
     member.append(topic(1))
     async with running(member):
@@ -115,13 +115,13 @@ async def test_the_snapshot_lag_is_what_is_committed_after_it() -> None:
         assert sample(member.registry, f"{CONTROLLER}snapshotlag") == 3
 
 
-async def test_the_progress_of_a_load_is_seen_while_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_load_progress_advances_during_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pacing, "SLICE_S", 0.0)
     member = Member()
     snapshot_id = write_snapshot(member.replica, image_of(*[topic(number, 100) for number in range(50)]))
     member.replica.install(snapshot_id)
     async with running(member):
-        await soon(lambda: sample(member.registry, "kipmesh_metadata_loading"))
+        await within_steps(lambda: sample(member.registry, "kipmesh_metadata_loading"))
         progress = set()
         while not member.loader.is_loaded:
             progress.add(sample(member.registry, "kipmesh_metadata_load_progress"))
@@ -132,25 +132,25 @@ async def test_the_progress_of_a_load_is_seen_while_it_goes_on(monkeypatch: pyte
         assert sample(member.registry, "kipmesh_metadata_loaded_records") == 50 * 101
 
 
-async def test_corrupt_snapshots_are_counted_wherever_they_are_met() -> None:
+async def test_corrupt_snapshots_are_counted_from_all_sources() -> None:
     member = Member()
     member.append(topic(1))
     write_snapshot(member.replica, image_of(topic(1)))
     fs = member.fs
     member.close()
-    (name,) = [name for name in fs.list_dir(FOLDER) if name.endswith(".checkpoint")]
-    file = fs.open(f"{FOLDER}/{name}")
+    (name,) = [name for name in fs.list_dir(DIRECTORY) if name.endswith(".checkpoint")]
+    file = fs.open(f"{DIRECTORY}/{name}")
     file.truncate(file.size() - 1)
     file.close()
-    again = Member(fs)
-    async with running(again):
-        assert sample(again.registry, "kipmesh_metadata_corrupt_snapshots_total") == 1
-        again.corrupt_snapshots = 2  # the driver's, of what was fetched
-        again.metrics.corrupt_on_load = 4
-        assert sample(again.registry, "kipmesh_metadata_corrupt_snapshots_total") == 7
+    restarted = Member(fs)
+    async with running(restarted):
+        assert sample(restarted.registry, "kipmesh_metadata_corrupt_snapshots_total") == 1
+        restarted.corrupt_snapshots = 2  # counted by the driver for fetched snapshots
+        restarted.metrics.corrupt_on_load = 4
+        assert sample(restarted.registry, "kipmesh_metadata_corrupt_snapshots_total") == 7
 
 
-async def test_a_scrape_of_a_loader_that_has_not_started_is_no_error() -> None:
+async def test_metrics_can_be_scraped_before_loader_starts() -> None:
     member = Member()
     assert b"gensnapshotlatencyms" in generate_latest(member.registry)
     member.close()

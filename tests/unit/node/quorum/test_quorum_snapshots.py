@@ -1,4 +1,4 @@
-"""Snapshots between drivers: FetchSnapshot over gRPC, broken, corrupt and given up transfers (630-08 to 630-12)."""
+"""FetchSnapshot over gRPC: complete, broken, corrupt and cancelled transfers (630-08 to 630-12)."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from kipmesh.storage.quorum.snapshots import ReceivedSnapshot
 from tests.unit.node.quorum.quorum_support import CLUSTER_ID, Node, Quorum, until
 
 VALUES = [random.Random(number).randbytes(200_000) for number in range(18)]
-"""Several requests' worth of a snapshot, and a part of one."""
+"""A snapshot of three full FetchSnapshot responses and a partial one."""
 
 Handler = Callable[[FetchSnapshotRequest], Awaitable[FetchSnapshotResponse]]
 
 
 def make_snapshot(node: Node) -> SnapshotId:
-    """A snapshot at the high watermark, and a log that starts there."""
+    """Create a snapshot at the high watermark and start the log there."""
     replica, end = node.replica, node.driver.high_watermark
     snapshot_id = SnapshotId(end, node.driver.epoch)
     writer = replica.store.create(snapshot_id, last_contained_log_timestamp=wall_ms(), now_ms=wall_ms())
@@ -46,8 +46,8 @@ def make_snapshot(node: Node) -> SnapshotId:
     return snapshot_id
 
 
-async def left_behind(quorum: Quorum) -> tuple[Node, Node, SnapshotId]:
-    """The leader, a voter that is down, and the snapshot that it needs."""
+async def leader_and_stale_voter(quorum: Quorum) -> tuple[Node, Node, SnapshotId]:
+    """Return the leader, a stopped voter, and the snapshot that the voter needs."""
     leader = await quorum.leader()
     down = quorum.followers(leader)[0]
     await down.kill()
@@ -58,237 +58,241 @@ async def left_behind(quorum: Quorum) -> tuple[Node, Node, SnapshotId]:
 
 
 def parts(node: Node) -> list[str]:
-    return [path.name for path in Path(node.folder).rglob("*.part")]
+    return [path.name for path in Path(node.directory).rglob("*.part")]
 
 
-def asked_position(request: FetchSnapshotRequest) -> int:
+def requested_position(request: FetchSnapshotRequest) -> int:
     return request.topics[0].partitions[0].position
 
 
-async def test_a_replica_below_the_log_start_gets_the_snapshot(tmp_path: Path) -> None:
+async def test_replica_below_log_start_installs_snapshot(tmp_path: Path) -> None:
     quorum = Quorum(tmp_path, 3, 1)
     observer = quorum.observers[101]
     async with quorum:
         await observer.kill()
-        leader, voter, snapshot_id = await left_behind(quorum)
+        leader, voter, snapshot_id = await leader_and_stale_voter(quorum)
         end = leader.driver.high_watermark
-        for behind in (voter, observer):
-            await behind.boot()
-            await quorum.committed(behind, end)
-            assert behind.listener.of("installed") == [snapshot_id]
-            assert behind.replica.latest_snapshot == snapshot_id
-            assert behind.replica.log.log_start_offset == snapshot_id.end_offset
-            assert behind.log_values == [b"c"]
-            told = [kind for kind, _ in behind.listener.told if kind != "state"]
-            assert told[0] == "installed", "before anything is called committed"
+        for stale in (voter, observer):
+            await stale.boot()
+            await quorum.committed(stale, end)
+            assert stale.listener.of("installed") == [snapshot_id]
+            assert stale.replica.latest_snapshot == snapshot_id
+            assert stale.replica.log.log_start_offset == snapshot_id.end_offset
+            assert stale.log_values == [b"c"]
+            events = [kind for kind, _ in stale.listener.events if kind != "state"]
+            assert events[0] == "installed", "the snapshot is installed before any commit event"
             whole = leader.replica.store.read(snapshot_id, 0, 1 << 30)
-            assert behind.replica.store.read(snapshot_id, 0, 1 << 30) == whole
-            assert parts(behind) == []
-            assert not behind.failures
-        # What it has now it keeps over a restart, and votes with.
+            assert stale.replica.store.read(snapshot_id, 0, 1 << 30) == whole
+            assert parts(stale) == []
+            assert not stale.failures
+        # The voter keeps the snapshot and the log across a restart.
         await voter.kill()
         await voter.boot()
         assert voter.driver.high_watermark == snapshot_id.end_offset
         assert voter.log_values == [b"c"]
 
 
-async def test_a_broken_transfer_goes_on_where_it_broke(tmp_path: Path) -> None:
+async def test_broken_transfer_resumes_at_last_position(tmp_path: Path) -> None:
     async with Quorum(tmp_path, 3, request_timeout_ms=500) as quorum:
-        leader, behind, snapshot_id = await left_behind(quorum)
+        leader, stale, snapshot_id = await leader_and_stale_voter(quorum)
         serve: Handler = leader.service.serve_snapshot
         positions: list[int] = []
         broken: set[int] = set()
 
-        async def breaks(request: FetchSnapshotRequest) -> FetchSnapshotResponse:
-            position = asked_position(request)
+        async def time_out_once(request: FetchSnapshotRequest) -> FetchSnapshotResponse:
+            position = requested_position(request)
             positions.append(position)
             if position in (FETCH_BYTES, 2 * FETCH_BYTES) and position not in broken:
                 broken.add(position)
-                await asyncio.sleep(60)  # longer than anybody waits
+                await asyncio.sleep(60)  # longer than the request timeout
             return await serve(request)
 
-        leader.service.serve_snapshot = breaks  # type: ignore[method-assign]
-        await behind.boot()
-        await until(lambda: behind.listener.of("installed") == [snapshot_id])
-        # A machine that stands still breaks more of them.
+        leader.service.serve_snapshot = time_out_once  # type: ignore[method-assign]
+        await stale.boot()
+        await until(lambda: stale.listener.of("installed") == [snapshot_id])
+        # A slow machine may break more requests.
         assert positions == sorted(positions)
         assert set(positions) == {0, FETCH_BYTES, 2 * FETCH_BYTES, 3 * FETCH_BYTES}
         assert min(positions.count(FETCH_BYTES), positions.count(2 * FETCH_BYTES)) > 1
-        assert behind.driver.corrupt_snapshots == 0
+        assert stale.driver.corrupt_snapshots == 0
 
 
-async def test_a_corrupt_transfer_is_deleted_counted_and_repeated(tmp_path: Path) -> None:
+async def test_corrupt_transfer_is_deleted_counted_and_repeated(tmp_path: Path) -> None:
     async with Quorum(tmp_path, 3) as quorum:
-        leader, behind, snapshot_id = await left_behind(quorum)
+        leader, stale, snapshot_id = await leader_and_stale_voter(quorum)
         serve: Handler = leader.service.serve_snapshot
-        spoiled = 0
+        corrupted = 0
 
-        async def spoils(request: FetchSnapshotRequest) -> FetchSnapshotResponse:
-            nonlocal spoiled
+        async def corrupt(request: FetchSnapshotRequest) -> FetchSnapshotResponse:
+            nonlocal corrupted
             response = await serve(request)
-            if spoiled < 2 and asked_position(request) == FETCH_BYTES:
-                spoiled += 1
+            if corrupted < 2 and requested_position(request) == FETCH_BYTES:
+                corrupted += 1
                 topic = response.topics[0]
-                answer = topic.partitions[0]
-                data = bytearray(answer.unaligned_records)
+                partition = topic.partitions[0]
+                data = bytearray(partition.unaligned_records)
                 data[1000] ^= 1
-                bad = topic._replace(partitions=(answer._replace(unaligned_records=bytes(data)),))
+                bad = topic._replace(partitions=(partition._replace(unaligned_records=bytes(data)),))
                 response = response._replace(topics=(bad,))
             return response
 
-        leader.service.serve_snapshot = spoils  # type: ignore[method-assign]
-        await behind.boot()
-        await until(lambda: behind.listener.of("installed") == [snapshot_id])
-        assert behind.driver.corrupt_snapshots == 2
-        assert parts(behind) == []
-        await until(lambda: behind.log_values == [b"c"])
-        assert not behind.failures
+        leader.service.serve_snapshot = corrupt  # type: ignore[method-assign]
+        await stale.boot()
+        await until(lambda: stale.listener.of("installed") == [snapshot_id])
+        assert stale.driver.corrupt_snapshots == 2
+        assert parts(stale) == []
+        await until(lambda: stale.log_values == [b"c"])
+        assert not stale.failures
 
 
-async def test_a_transfer_ends_with_the_leader_that_it_came_from(tmp_path: Path) -> None:
+async def test_leader_change_cancels_transfer(tmp_path: Path) -> None:
     async with Quorum(tmp_path, 3) as quorum:
-        leader, behind, _ = await left_behind(quorum)
+        leader, stale, _ = await leader_and_stale_voter(quorum)
         serve: Handler = leader.service.serve_snapshot
-        stuck = asyncio.Event()
+        is_hanging = asyncio.Event()
 
-        async def sticks(request: FetchSnapshotRequest) -> FetchSnapshotResponse:
-            if asked_position(request):
-                stuck.set()
+        async def hang(request: FetchSnapshotRequest) -> FetchSnapshotResponse:
+            if requested_position(request):
+                is_hanging.set()
                 await asyncio.sleep(60)
             return await serve(request)
 
-        leader.service.serve_snapshot = sticks  # type: ignore[method-assign]
-        await behind.boot()
-        await stuck.wait()
-        assert len(parts(behind)) == 1
+        leader.service.serve_snapshot = hang  # type: ignore[method-assign]
+        await stale.boot()
+        await is_hanging.wait()
+        assert len(parts(stale)) == 1
         await leader.kill()
         successor = await quorum.leader()
-        assert successor is not behind, "its log is too short"
-        await until(lambda: behind.log_values == [b"a", b"b", b"c"])
-        await until(lambda: not parts(behind))
-        assert behind.listener.of("installed") == []
-        assert not behind.failures
+        assert successor is not stale, "its log is too short"
+        await until(lambda: stale.log_values == [b"a", b"b", b"c"])
+        await until(lambda: not parts(stale))
+        assert stale.listener.of("installed") == []
+        assert not stale.failures
 
 
-async def test_a_check_that_takes_long_deposes_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither does the replica take its leader for dead, nor the leader its quorum for gone: both times begin anew."""
-    assert snapshot_fetcher.KEEPALIVES_PER_TIMEOUT >= 3, "one or two may be lost"
-    monkeypatch.setattr(snapshot_fetcher, "KEEPALIVES_PER_TIMEOUT", 20_000)  # of the ten minutes of these tests: 30 ms
-    begun, checked = asyncio.Event(), threading.Event()
+async def test_slow_snapshot_check_causes_no_election(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """During the check, the replica renews its fetch timeout and the check-quorum timeout of the leader."""
+    assert snapshot_fetcher.KEEPALIVES_PER_TIMEOUT >= 3, "one or two keepalives may be lost"
+    monkeypatch.setattr(
+        snapshot_fetcher, "KEEPALIVES_PER_TIMEOUT", 20_000
+    )  # every 30 ms at a fetch timeout of ten minutes
+    started, checked = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
     complete = ReceivedSnapshot.complete
 
-    def slow(received: ReceivedSnapshot) -> SnapshotSummary:
-        loop.call_soon_threadsafe(begun.set)
+    def complete_slowly(received: ReceivedSnapshot) -> SnapshotSummary:
+        loop.call_soon_threadsafe(started.set)
         checked.wait(30)
         return complete(received)
 
-    monkeypatch.setattr(ReceivedSnapshot, "complete", slow)
+    monkeypatch.setattr(ReceivedSnapshot, "complete", complete_slowly)
     async with Quorum(tmp_path, 3) as quorum:
-        leader, behind, snapshot_id = await left_behind(quorum)
-        third = next(node for node in quorum.followers(leader) if node is not behind)
-        await behind.boot()
-        await begun.wait()
+        leader, stale, snapshot_id = await leader_and_stale_voter(quorum)
+        third = next(node for node in quorum.followers(leader) if node is not stale)
+        await stale.boot()
+        await started.wait()
         await third.kill()
         epoch = leader.driver.epoch
-        follower_ends, leader_ends = set(), set()
+        follower_deadlines, leader_deadlines = set(), set()
 
-        def both_last() -> bool:
+        def both_are_renewed() -> bool:
             leadership = leader.driver.machine.leadership
-            follower_ends.add(behind.driver.machine.deadline_ms)
-            leader_ends.add(leadership and leadership.check_quorum_deadline_ms)
-            return len(follower_ends) > 4 and len(leader_ends) > 4
+            follower_deadlines.add(stale.driver.machine.deadline_ms)
+            leader_deadlines.add(leadership and leadership.check_quorum_deadline_ms)
+            return len(follower_deadlines) > 4 and len(leader_deadlines) > 4
 
-        await until(both_last)
+        await until(both_are_renewed)
         checked.set()
-        await until(lambda: behind.listener.of("installed"))
-        await until(lambda: behind.log_values == [b"c"])
-        assert behind.listener.of("installed") == [snapshot_id]
-        assert (leader.driver.is_leader, leader.driver.epoch, behind.driver.epoch) == (True, epoch, epoch)
+        await until(lambda: stale.listener.of("installed"))
+        await until(lambda: stale.log_values == [b"c"])
+        assert stale.listener.of("installed") == [snapshot_id]
+        assert (leader.driver.is_leader, leader.driver.epoch, stale.driver.epoch) == (True, epoch, epoch)
         await quorum.append(leader, b"d")
 
 
-async def test_a_whole_snapshot_that_nobody_wants_any_more_is_none_of_ours(
+async def test_snapshot_completed_after_leader_change_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, checked = asyncio.Event(), threading.Event()
+    started, checked = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
     complete = ReceivedSnapshot.complete
 
-    def slow(received: ReceivedSnapshot) -> SnapshotSummary:
+    def complete_slowly(received: ReceivedSnapshot) -> SnapshotSummary:
         summary = complete(received)
-        loop.call_soon_threadsafe(begun.set)
+        loop.call_soon_threadsafe(started.set)
         checked.wait(30)
         return summary
 
-    monkeypatch.setattr(ReceivedSnapshot, "complete", slow)
+    monkeypatch.setattr(ReceivedSnapshot, "complete", complete_slowly)
     async with Quorum(tmp_path, 3) as quorum:
-        leader, behind, snapshot_id = await left_behind(quorum)
-        await behind.boot()
-        await begun.wait()
-        assert behind.replica.store.snapshot_ids() == [snapshot_id]
-        await asyncio.to_thread(behind.replica.clean)
-        assert behind.replica.latest_snapshot is None
+        leader, stale, snapshot_id = await leader_and_stale_voter(quorum)
+        await stale.boot()
+        await started.wait()
+        assert stale.replica.store.snapshot_ids() == [snapshot_id]
+        await asyncio.to_thread(stale.replica.clean)
+        assert stale.replica.latest_snapshot is None
         await leader.kill()
         await quorum.leader()
-        await until(lambda: behind.log_values == [b"a", b"b", b"c"])
-        await asyncio.to_thread(behind.replica.clean)
-        assert behind.replica.latest_snapshot is None
+        await until(lambda: stale.log_values == [b"a", b"b", b"c"])
+        await asyncio.to_thread(stale.replica.clean)
+        assert stale.replica.latest_snapshot is None
         checked.set()
-        await until(lambda: not behind.replica.store.snapshot_ids())
-        assert behind.replica.latest_snapshot is None
-        assert behind.listener.of("installed") == []
-        assert not behind.failures
+        await until(lambda: not stale.replica.store.snapshot_ids())
+        assert stale.replica.latest_snapshot is None
+        assert stale.listener.of("installed") == []
+        assert not stale.failures
 
 
-async def test_a_stop_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
+async def test_stop_during_transfer_deletes_partial_snapshot(tmp_path: Path) -> None:
     async with Quorum(tmp_path, 3) as quorum:
-        leader, behind, _ = await left_behind(quorum)
+        leader, stale, _ = await leader_and_stale_voter(quorum)
         serve: Handler = leader.service.serve_snapshot
-        stuck = asyncio.Event()
+        is_hanging = asyncio.Event()
 
-        async def sticks(request: FetchSnapshotRequest) -> FetchSnapshotResponse:
-            if asked_position(request):
-                stuck.set()
+        async def hang(request: FetchSnapshotRequest) -> FetchSnapshotResponse:
+            if requested_position(request):
+                is_hanging.set()
                 await asyncio.sleep(60)
             return await serve(request)
 
-        leader.service.serve_snapshot = sticks  # type: ignore[method-assign]
-        await behind.boot()
-        await stuck.wait()
-        await behind.stop()
-        assert parts(behind) == []
+        leader.service.serve_snapshot = hang  # type: ignore[method-assign]
+        await stale.boot()
+        await is_hanging.wait()
+        await stale.stop()
+        assert parts(stale) == []
 
 
-async def test_what_a_request_for_a_snapshot_is_refused_with(tmp_path: Path) -> None:
+async def test_invalid_fetch_snapshot_requests_are_refused(tmp_path: Path) -> None:
     async with Quorum(tmp_path, 1) as quorum:
         leader = await quorum.leader()
         await quorum.append(leader, b"a")
         snapshot_id = make_snapshot(leader)
         connection = leader.pool.get(quorum.voters[0].address)
 
-        async def ask(asked: PartitionSnapshot, cluster_id: str | None = CLUSTER_ID, count: int = 1) -> tuple[int, int]:
-            topics = (TopicSnapshot(CLUSTER_METADATA_TOPIC, (asked,) * count),)
+        async def fetch_snapshot(
+            requested: PartitionSnapshot, cluster_id: str | None = CLUSTER_ID, count: int = 1
+        ) -> tuple[int, int]:
+            topics = (TopicSnapshot(CLUSTER_METADATA_TOPIC, (requested,) * count),)
             request = FetchSnapshotRequest(cluster_id, 7, 1 << 20, topics)
             response = await connection.call("Quorum", "FetchSnapshot", request, 10)
             return response.error_code, response.topics[0].partitions[0].error_code if response.topics else 0
 
         epoch = leader.driver.epoch
-        asked = PartitionSnapshot(0, epoch, snapshot_id, 0)
-        assert await ask(asked) == (0, 0)
-        assert await ask(asked, None) == (0, 0)
-        assert await ask(asked, "other") == (ErrorCode.INCONSISTENT_CLUSTER_ID, 0)
-        assert await ask(asked, count=101) == (ErrorCode.INVALID_REQUEST, 0)
+        requested = PartitionSnapshot(0, epoch, snapshot_id, 0)
+        assert await fetch_snapshot(requested) == (0, 0)
+        assert await fetch_snapshot(requested, None) == (0, 0)
+        assert await fetch_snapshot(requested, "other") == (ErrorCode.INCONSISTENT_CLUSTER_ID, 0)
+        assert await fetch_snapshot(requested, count=101) == (ErrorCode.INVALID_REQUEST, 0)
         for wrong, code in (
-            (asked._replace(partition=1), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
-            (asked._replace(current_leader_epoch=epoch - 1), ErrorCode.FENCED_LEADER_EPOCH),
-            (asked._replace(current_leader_epoch=epoch + 1), ErrorCode.UNKNOWN_LEADER_EPOCH),
-            (asked._replace(snapshot_id=SnapshotId(1, 0)), ErrorCode.SNAPSHOT_NOT_FOUND),
-            (asked._replace(snapshot_id=SnapshotId(-1, -1)), ErrorCode.SNAPSHOT_NOT_FOUND),
-            (asked._replace(snapshot_id=None), ErrorCode.SNAPSHOT_NOT_FOUND),
-            (asked._replace(position=-1), ErrorCode.POSITION_OUT_OF_RANGE),
-            (asked._replace(position=1 << 40), ErrorCode.POSITION_OUT_OF_RANGE),
+            (requested._replace(partition=1), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+            (requested._replace(current_leader_epoch=epoch - 1), ErrorCode.FENCED_LEADER_EPOCH),
+            (requested._replace(current_leader_epoch=epoch + 1), ErrorCode.UNKNOWN_LEADER_EPOCH),
+            (requested._replace(snapshot_id=SnapshotId(1, 0)), ErrorCode.SNAPSHOT_NOT_FOUND),
+            (requested._replace(snapshot_id=SnapshotId(-1, -1)), ErrorCode.SNAPSHOT_NOT_FOUND),
+            (requested._replace(snapshot_id=None), ErrorCode.SNAPSHOT_NOT_FOUND),
+            (requested._replace(position=-1), ErrorCode.POSITION_OUT_OF_RANGE),
+            (requested._replace(position=1 << 40), ErrorCode.POSITION_OUT_OF_RANGE),
         ):
-            assert await ask(wrong) == (0, code)
+            assert await fetch_snapshot(wrong) == (0, code)
         leader.replica.store.delete([snapshot_id])
-        assert await ask(asked) == (0, ErrorCode.SNAPSHOT_NOT_FOUND)
+        assert await fetch_snapshot(requested) == (0, ErrorCode.SNAPSHOT_NOT_FOUND)

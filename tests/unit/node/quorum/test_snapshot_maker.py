@@ -1,4 +1,4 @@
-"""Snapshots are made beside the image, of what is committed only, and leave nothing when they fail (630-03, 630-04)."""
+"""SnapshotMaker: snapshots of committed records, created while the image changes (630-03, 630-04)."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from kipmesh.storage.quorum.snapshot_file import ImageLoader
 from kipmesh.storage.quorum.snapshots import SnapshotWriter
 from tests.unit.node.quorum.loader_support import (
     ALWAYS,
-    FOLDER,
+    DIRECTORY,
     NEVER,
     Member,
     change,
     image_of,
     running,
     sample,
-    soon,
     topic,
     topic_id,
     until,
+    within_steps,
 )
 
 
-def loaded(member: Member, snapshot_id: SnapshotId) -> MetadataImage:
+def load(member: Member, snapshot_id: SnapshotId) -> MetadataImage:
     loader = ImageLoader(member.replica.store.open(snapshot_id), snapshot_id)
     for _ in loader.steps():
         pass
@@ -40,10 +40,10 @@ def loaded(member: Member, snapshot_id: SnapshotId) -> MetadataImage:
 
 
 def files(member: Member) -> list[str]:
-    return [name.partition(".")[2] for name in sorted(member.fs.list_dir(FOLDER)) if ".checkpoint" in name]
+    return [name.partition(".")[2] for name in sorted(member.fs.list_dir(DIRECTORY)) if ".checkpoint" in name]
 
 
-async def test_a_snapshot_of_what_is_committed_is_made_and_told() -> None:
+async def test_maker_creates_and_registers_snapshot_of_committed_records() -> None:
     member = Member(snapshots=ALWAYS)
     member.append(topic(1))
     member.append(topic(2))
@@ -51,9 +51,9 @@ async def test_a_snapshot_of_what_is_committed_is_made_and_told() -> None:
         member.commit(2)
         await until(lambda: member.posted)
         assert member.posted == [SnapshotChanged(SnapshotId(2, 1), SnapshotId(2, 1))]
-        made = loaded(member, SnapshotId(2, 1))
-        assert made.topics == image_of(topic(1)).topics
-        assert made.timestamp_ms == member.loader.image.timestamp_ms
+        image = load(member, SnapshotId(2, 1))
+        assert image.topics == image_of(topic(1)).topics
+        assert image.timestamp_ms == member.loader.image.timestamp_ms
         member.commit()
         await until(lambda: len(member.posted) == 2)
         assert member.replica.latest_snapshot == SnapshotId(4, 1)
@@ -61,17 +61,17 @@ async def test_a_snapshot_of_what_is_committed_is_made_and_told() -> None:
     assert not member.failures
 
 
-async def test_the_state_machine_goes_on_and_the_snapshot_is_of_its_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_loader_applies_records_during_snapshot_of_earlier_image(monkeypatch: pytest.MonkeyPatch) -> None:
     """630-03."""
     monkeypatch.setattr(pacing, "SLICE_S", 0.0)
     member = Member(snapshots=SnapshotLimits(0.0, 1 << 40, 1))
     for number in range(20):
         member.append(topic(number, 500))
     async with running(member):
-        begun_at = len(member.published)
+        published_before = len(member.published)
         member.commit()
-        await soon(lambda: files(member) == ["checkpoint.part"])
-        of_then = image_of(*[topic(number, 500) for number in range(20)])
+        await within_steps(lambda: files(member) == ["checkpoint.part"])
+        expected = image_of(*[topic(number, 500) for number in range(20)])
         published = 0
         while not member.posted:
             before = len(member.published)
@@ -81,20 +81,20 @@ async def test_the_state_machine_goes_on_and_the_snapshot_is_of_its_moment(monke
             def has_published(before: int = before) -> bool:
                 return len(member.published) > before
 
-            await soon(has_published)
+            await within_steps(has_published)
             published += not member.posted
-        assert published >= 2, "applied and published while it was made"
-        assert loaded(member, member.posted[0].latest).topics == of_then.topics
-        assert begun_at <= len(member.published)
+        assert published >= 2, "records were applied and published during the snapshot"
+        assert load(member, member.posted[0].latest).topics == expected.topics
+        assert published_before <= len(member.published)
     assert not member.failures
 
 
-async def test_an_active_controllers_snapshot_waits_for_the_high_watermark() -> None:
+async def test_snapshot_of_uncommitted_image_waits_for_high_watermark() -> None:
     member = Member(snapshots=SnapshotLimits(0.0, 200, 0))
     async with running(member):
         await member.applied()
-        member.own(topic(1))
-        member.own(topic(2))
+        member.append_and_apply(topic(1))
+        member.append_and_apply(topic(2))
         member.commit(2)
         await until(lambda: files(member) == ["checkpoint.part"])
         await asyncio.sleep(0.02)
@@ -104,30 +104,30 @@ async def test_an_active_controllers_snapshot_waits_for_the_high_watermark() -> 
         assert member.posted[0].latest == SnapshotId(4, 1)
 
 
-async def test_a_snapshot_of_what_was_cut_is_dropped() -> None:
+async def test_snapshot_of_truncated_records_is_dropped() -> None:
     member = Member(snapshots=SnapshotLimits(0.0, 200, 0))
     async with running(member):
         await member.applied()
-        member.own(topic(1))
-        member.own(topic(2))
+        member.append_and_apply(topic(1))
+        member.append_and_apply(topic(2))
         member.commit(2)
         await until(lambda: files(member) == ["checkpoint.part"])
-        member.cut(2)
+        member.truncate(2)
         member.append(topic(3), epoch=2)
         member.commit(4)
         await until(lambda: member.posted)
         assert member.posted[0].latest == SnapshotId(4, 2)
-        assert list(loaded(member, SnapshotId(4, 2)).topic_names) == ["t1", "t3"]
+        assert list(load(member, SnapshotId(4, 2)).topic_names) == ["t1", "t3"]
     assert files(member) == ["checkpoint"]
     assert sample(member.registry, "kafka_controller_kafkacontroller_gensnapshotlatencyms_count") == 1
 
 
-async def test_a_snapshot_that_the_leaders_overtakes_is_dropped() -> None:
+async def test_snapshot_below_installed_snapshot_is_dropped() -> None:
     member = Member(snapshots=SnapshotLimits(0.0, 200, 0))
     async with running(member):
         await member.applied()
-        member.own(topic(1))
-        member.own(topic(2))
+        member.append_and_apply(topic(1))
+        member.append_and_apply(topic(2))
         member.commit(2)
         await until(lambda: files(member) == ["checkpoint.part"])
         wanted = member.install(image_of(topic(5), epoch=3, offset=50))
@@ -137,13 +137,13 @@ async def test_a_snapshot_that_the_leaders_overtakes_is_dropped() -> None:
     assert not member.failures
 
 
-@pytest.mark.parametrize("where", ["open", "write", "sync", "rename"])
-async def test_a_failing_disk_delays_a_snapshot_and_ends_nothing(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("operation", ["open", "write", "sync", "rename"])
+async def test_failed_snapshot_write_is_retried(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "RETRY_MS", 0)
     monkeypatch.setattr("kipmesh.node.quorum.loader.IDLE_S", 0.01)
     member = Member(snapshots=ALWAYS)
     member.append(topic(1))
-    member.fs.fail(where, 28, path=".checkpoint.part", times=2)
+    member.fs.fail(operation, 28, path=".checkpoint.part", times=2)
     async with running(member):
         member.commit()
         await until(lambda: member.posted or member.failures)
@@ -155,7 +155,7 @@ async def test_a_failing_disk_delays_a_snapshot_and_ends_nothing(where: str, mon
     assert not member.failures
 
 
-async def test_after_a_full_disk_the_next_try_is_in_a_while() -> None:
+async def test_failed_snapshot_is_not_retried_before_retry_delay() -> None:
     member = Member(snapshots=ALWAYS)
     member.append(topic(1))
     member.fs.fail("write", 28, path=".checkpoint.part")
@@ -169,32 +169,32 @@ async def test_after_a_full_disk_the_next_try_is_in_a_while() -> None:
         assert (files(member), member.posted) == ([], [])
 
 
-async def test_a_stop_while_making_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stop_during_snapshot_deletes_partial_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pacing, "SLICE_S", 0.0)
     member = Member(snapshots=ALWAYS)
     for number in range(50):
         member.append(topic(number, 200))
     async with running(member):
         member.commit()
-        await soon(lambda: files(member) == ["checkpoint.part"])
+        await within_steps(lambda: files(member) == ["checkpoint.part"])
     assert files(member) == []
     assert not member.failures
 
 
-async def test_a_stop_waits_for_the_thread_that_completes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stop_waits_for_thread_that_completes_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     member = Member(snapshots=ALWAYS)
     loop = asyncio.get_running_loop()
     entered, ended = asyncio.Event(), []
     freeze = SnapshotWriter.freeze
 
-    def slow(writer: SnapshotWriter) -> int:
+    def freeze_slowly(writer: SnapshotWriter) -> int:
         loop.call_soon_threadsafe(entered.set)
         time.sleep(0.05)
         size = freeze(writer)
         ended.append(size)
         return size
 
-    monkeypatch.setattr(SnapshotWriter, "freeze", slow)
+    monkeypatch.setattr(SnapshotWriter, "freeze", freeze_slowly)
     member.append(topic(1))
     async with running(member):
         member.commit()
@@ -204,8 +204,8 @@ async def test_a_stop_waits_for_the_thread_that_completes_it(monkeypatch: pytest
     assert files(member) == ["checkpoint"]
 
 
-async def test_what_was_added_does_not_count_and_what_was_changed_does() -> None:
-    """630-04: the first at once, the next only when half of its records are changed or deleted."""
+async def test_only_changed_records_count_for_next_snapshot() -> None:
+    """630-04: after the first snapshot, the next is due when half of its records are changed or deleted."""
     member = Member(snapshots=SnapshotLimits(0.5, 1, 0))
     for number in range(4):
         member.append(topic(number))
@@ -224,23 +224,23 @@ async def test_what_was_added_does_not_count_and_what_was_changed_does() -> None
         member.commit()
         await member.applied()
         await asyncio.sleep(0.02)
-        assert len(member.posted) == 1, "three of eight records, each once"
+        assert len(member.posted) == 1, "three of eight records have changed"
         member.append(change(3, 2))
         member.commit()
         await until(lambda: len(member.posted) == 2)
 
 
-async def test_what_a_loaded_snapshot_has_does_not_make_another() -> None:
+async def test_installed_snapshot_causes_no_new_snapshot() -> None:
     member = Member(snapshots=ALWAYS)
     wanted = image_of(topic(5), epoch=3, offset=50)
     async with running(member):
         member.install(wanted)
         await member.applied()
         await asyncio.sleep(0.02)
-        assert len(member.posted) == 1, "the installed one"
+        assert len(member.posted) == 1, "only the installed snapshot"
 
 
-async def test_never_is_never_and_the_interval_alone_is_enough() -> None:
+async def test_snapshot_interval_alone_triggers_snapshot() -> None:
     never, hourly = Member(snapshots=NEVER), Member(snapshots=SnapshotLimits(0.5, 1 << 40, 1))
     for member in (never, hourly):
         member.append(topic(1))
@@ -253,13 +253,13 @@ async def test_never_is_never_and_the_interval_alone_is_enough() -> None:
         assert not never.posted
 
 
-async def test_the_collector_does_not_look_at_the_image_while_a_snapshot_is_made() -> None:
+async def test_snapshot_freezes_image_for_garbage_collector() -> None:
     member = Member(snapshots=ALWAYS)
     member.append(topic(1))
     async with running(member):
         member.commit()
         await until(lambda: member.posted)
         assert gc.get_freeze_count() > 0
-        assert not any(one is member.loader.image.topics for one in gc.get_objects())
+        assert not any(tracked is member.loader.image.topics for tracked in gc.get_objects())
     gc.unfreeze()
     assert member.loader.image.partition(topic_id(1), 0) is not None

@@ -1,4 +1,4 @@
-"""The log start is raised as 630-05 allows, made durable, and only then is what is below it deleted (630-06)."""
+"""Cleaning of the metadata log: when the log start may rise (630-05), and deletions after it is durable (630-06)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kipmesh.messages import SnapshotId
 from kipmesh.node import monotonic_ms
 from kipmesh.node.quorum import snapshot_maker
 from tests.unit.node.quorum.loader_support import (
-    FOLDER,
+    DIRECTORY,
     Member,
     change,
     image_of,
@@ -26,8 +26,8 @@ WEEK_MS = 604_800_000
 DAY_MS = 86_400_000
 
 
-class Cleaned(Member):
-    """Two snapshots, at 4 and at 24 of 24 records, both committed; cleaned every few ms."""
+class CleanedMember(Member):
+    """A log of 24 committed records with snapshots at 4 and 24, cleaned every 5 ms."""
 
     def __init__(self, retention: RetentionLimits | None = None) -> None:
         super().__init__(retention=retention, clean_interval_s=0.005, segment_bytes=512)
@@ -49,30 +49,30 @@ class Cleaned(Member):
         return self.replica.log.log_start_offset
 
     async def cleaned(self) -> None:
-        """Wait until several rounds have passed."""
+        """Wait for several rounds of cleaning."""
         await asyncio.sleep(0.05)
 
 
-def fetched(leadership: Leadership, replica_id: int, offset: int, ago_ms: int = 0) -> None:
-    seen = leadership.replica(replica_id, 0)
-    assert seen is not None
-    seen.record_fetch(offset, offset, monotonic_ms() - ago_ms)
+def record_fetch(leadership: Leadership, replica_id: int, offset: int, ago_ms: int = 0) -> None:
+    replica = leadership.replica(replica_id, 0)
+    assert replica is not None
+    replica.record_fetch(offset, offset, monotonic_ms() - ago_ms)
 
 
-async def test_a_leaders_log_starts_where_every_live_replica_is() -> None:
-    member = Cleaned(RetentionLimits(lag_time_ms_max=1 << 60))
+async def test_leader_raises_log_start_to_slowest_live_replica() -> None:
+    member = CleanedMember(RetentionLimits(lag_time_ms_max=1 << 60))
     leadership = member.lead()
-    fetched(leadership, 2, 24)
+    record_fetch(leadership, 2, 24)
     async with running(member):
         await member.cleaned()
         assert member.start == 0, "voter 3 has not fetched yet"
-        fetched(leadership, 3, 4)
+        record_fetch(leadership, 3, 4)
         await until(lambda: member.start == 4)
-        fetched(leadership, 77, 10)
-        fetched(leadership, 3, 24)
+        record_fetch(leadership, 77, 10)
+        record_fetch(leadership, 3, 24)
         await member.cleaned()
-        assert member.start == 4, "an observer that fetched lately counts"
-        fetched(leadership, 77, 10, ago_ms=300_001)
+        assert member.start == 4, "a live observer counts"
+        record_fetch(leadership, 77, 10, ago_ms=300_001)
         await until(lambda: member.replica.store.snapshot_ids() == [member.newer])
         assert member.start == 24
         await until(lambda: member.posted)
@@ -89,19 +89,19 @@ async def test_a_leaders_log_starts_where_every_live_replica_is() -> None:
     ],
     ids=["older than a week", "neither", "beyond the bytes"],
 )
-async def test_age_and_size_do_not_wait_for_who_is_away(retention: RetentionLimits, start: int) -> None:
-    member = Cleaned(retention)  # its snapshots say that their records are of 1970
+async def test_retention_by_age_and_size_ignores_absent_voters(retention: RetentionLimits, start: int) -> None:
+    member = CleanedMember(retention)  # the records have timestamps of 1970
     member.lead()
     async with running(member):
         await (until(lambda: member.start == start) if start else member.cleaned())
         assert member.start == start
 
 
-async def test_a_follower_goes_where_its_leader_and_its_own_snapshot_let_it() -> None:
-    member = Cleaned()
+async def test_follower_raises_log_start_to_leader_and_latest_snapshot() -> None:
+    member = CleanedMember()
     async with running(member):
         await member.cleaned()
-        assert member.start == 0, "it does not know its leader's yet"
+        assert member.start == 0, "the log start of the leader is unknown"
         member.machine.leader_log_start = 10
         await until(lambda: member.replica.store.snapshot_ids() == [member.newer])
         assert member.start == 10
@@ -110,9 +110,9 @@ async def test_a_follower_goes_where_its_leader_and_its_own_snapshot_let_it() ->
     assert not member.failures
 
 
-async def test_nothing_is_deleted_before_the_log_start_is_durable() -> None:
+async def test_cleaning_deletes_nothing_before_log_start_is_durable() -> None:
     """630-06."""
-    member = Cleaned()
+    member = CleanedMember()
     segments = member.replica.log.segment_base_offsets
     member.machine.leader_log_start = 24
     member.fs.fail("sync", 28, path="log-start-offset-checkpoint", times=1000)
@@ -121,15 +121,15 @@ async def test_nothing_is_deleted_before_the_log_start_is_durable() -> None:
         await member.cleaned()
         assert member.replica.store.snapshot_ids() == [member.older, member.newer]
         assert member.replica.log.segment_base_offsets == segments
-        assert not [name for name in member.fs.list_dir(FOLDER) if name.endswith(".deleted")]
+        assert not [name for name in member.fs.list_dir(DIRECTORY) if name.endswith(".deleted")]
         assert not member.failures
         member.fs.faults.clear()
         await until(lambda: member.replica.store.snapshot_ids() == [member.newer])
         await until(lambda: len(member.replica.log.segment_base_offsets) < len(segments))
 
 
-async def test_segments_below_the_log_start_go() -> None:
-    member = Cleaned()
+async def test_cleaning_deletes_segments_below_log_start() -> None:
+    member = CleanedMember()
     before = len(member.replica.log.segment_base_offsets)
     assert before > 2
     member.machine.leader_log_start = 24
@@ -137,7 +137,7 @@ async def test_segments_below_the_log_start_go() -> None:
         await until(lambda: len(member.replica.log.segment_base_offsets) < before)
 
 
-async def test_without_a_snapshot_nothing_is_cleaned() -> None:
+async def test_cleaning_without_snapshot_keeps_log() -> None:
     member = Member(clean_interval_s=0.005)
     member.append(topic(1))
     member.machine.leader_log_start = 1
@@ -148,8 +148,8 @@ async def test_without_a_snapshot_nothing_is_cleaned() -> None:
     assert not member.failures
 
 
-async def test_an_installed_snapshot_is_cleaned_after_at_once() -> None:
-    member = Cleaned()
+async def test_installed_snapshot_triggers_cleaning() -> None:
+    member = CleanedMember()
     member.loader._maker.clean_interval_s = 3600.0
     async with running(member):
         wanted = member.install(image_of(topic(9), epoch=4, offset=90))
@@ -158,12 +158,12 @@ async def test_an_installed_snapshot_is_cleaned_after_at_once() -> None:
         assert isinstance(wanted, SnapshotId)
 
 
-async def test_a_defect_of_the_cleaning_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unexpected_error_of_cleaning_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def plan(maker: snapshot_maker.SnapshotMaker) -> int:
-        raise ValueError("defect")
+        raise ValueError("bug")
 
     monkeypatch.setattr(snapshot_maker.SnapshotMaker, "_plan_log_start", plan)
-    member = Cleaned()
+    member = CleanedMember()
     async with running(member):
         await until(lambda: member.failures)
     assert isinstance(member.failures[0], ValueError)
