@@ -1,4 +1,4 @@
-"""The clock of a producer's waits for metadata, in the hands of a test."""
+"""Manipulates the clock of a producer's metadata waits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ import pytest
 from kipmesh.client.producer import producer_metadata
 
 
-def pass_by(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """It is later at once for who waits for metadata, however long anything takes; the next answer shows it."""
+def advance_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Advance the clock of metadata waits. Waiters see it at the next response."""
     monkeypatch.setattr(producer_metadata, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + seconds))

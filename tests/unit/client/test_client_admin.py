@@ -1,4 +1,4 @@
-"""Administration against brokers in memory."""
+"""The admin client against in-memory brokers."""
 
 from __future__ import annotations
 
@@ -72,15 +72,15 @@ async def test_offsets_are_listed_and_records_deleted() -> None:
         log = cluster.topics["t"].partitions[0]
         for timestamp in (100, 300, 200):
             log.append(encode_batch([(None, b"x")] * 10, timestamp_ms=timestamp))
-        where = TopicPartition("t", 0)
-        for asked, offset in ((TIMESTAMP_EARLIEST, 0), (TIMESTAMP_LATEST, 30), (TIMESTAMP_MAX, 10), (150, 10)):
-            place = (await admin.list_offsets({where: asked}))[where]
-            assert place is not None
-            assert place.offset == offset
-        assert (await admin.list_offsets({where: 999}))[where] is None
-        assert await admin.delete_records({where: 12, ("t", 1): -1}) == {where: 12, TopicPartition("t", 1): 0}
+        tp = TopicPartition("t", 0)
+        for timestamp, offset in ((TIMESTAMP_EARLIEST, 0), (TIMESTAMP_LATEST, 30), (TIMESTAMP_MAX, 10), (150, 10)):
+            found = (await admin.list_offsets({tp: timestamp}))[tp]
+            assert found is not None
+            assert found.offset == offset
+        assert (await admin.list_offsets({tp: 999}))[tp] is None
+        assert await admin.delete_records({tp: 12, ("t", 1): -1}) == {tp: 12, TopicPartition("t", 1): 0}
         with pytest.raises(KafkaError) as caught:
-            await admin.delete_records({where: 99})
+            await admin.delete_records({tp: 99})
         assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
 
 

@@ -1,4 +1,4 @@
-"""Administration of groups against three real brokers: listed, described, put somewhere else, deleted."""
+"""Group administration against three real brokers: list, describe, reset and delete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kipmesh.cluster import LocalCluster
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.messages import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")  # beside the cluster's own loop there is one only
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # one event loop besides the cluster's
 QUICK = {"heartbeat_interval_ms": 50, "session_timeout_ms": 120_000, "auto_offset_reset": "earliest"}
 CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "4"}
 
@@ -37,7 +37,7 @@ def member(bootstrap: str, group: str, **config: object) -> Consumer:
 
 
 async def filled(bootstrap: str, admin: AdminClient, topic: str, partitions: int = 3, each: int = 10) -> list[int]:
-    """A topic with so many records in each partition; their timestamps."""
+    """Create a topic with `each` records per partition and return their timestamps."""
     await admin.create_topics([NewTopic(topic, partitions, 1)])
     stamps = [1_000_000 + 1000 * number for number in range(each)]
     async with Producer(bootstrap) as producer:
@@ -60,7 +60,7 @@ def places(topic: str, *offsets: int) -> dict[TopicPartition, int]:
 
 
 async def committed(admin: AdminClient, group: str) -> dict[TopicPartition, int]:
-    return {where: one.offset for where, one in (await admin.list_group_offsets(group)).items()}
+    return {tp: found.offset for tp, found in (await admin.list_group_offsets(group)).items()}
 
 
 async def test_groups_of_all_brokers_are_listed(admin: AdminClient, bootstrap: str) -> None:
@@ -68,19 +68,19 @@ async def test_groups_of_all_brokers_are_listed(admin: AdminClient, bootstrap: s
     names = [f"listed-{number}" for number in range(8)]
     for name in names:
         await admin.alter_group_offsets(name, places("listed", 1))
-    found = {one.group_id: one for one in await admin.list_groups()}
+    found = {listing.group_id: listing for listing in await admin.list_groups()}
     assert set(names) <= set(found)
     assert list(found) == sorted(found)
     described = await admin.describe_groups(names)
-    assert len({one.coordinator.node_id for one in described.values()}) > 1
+    assert len({group.coordinator.node_id for group in described.values()}) > 1
     async with member(bootstrap, "listed-0") as consumer:
         await joined(consumer, "listed", 3)
-        stable = {one.group_id: one for one in await admin.list_groups(states=["stable"])}
+        stable = {listing.group_id: listing for listing in await admin.list_groups(states=["stable"])}
         assert stable["listed-0"].protocol_type == "consumer"
         assert "listed-1" not in stable
     assert await admin.list_groups(types=["share"]) == []
     await admin.delete_groups(names)
-    assert not set(names) & {one.group_id for one in await admin.list_groups()}
+    assert not set(names) & {listing.group_id for listing in await admin.list_groups()}
 
 
 async def test_members_are_described(admin: AdminClient, bootstrap: str) -> None:
@@ -91,11 +91,11 @@ async def test_members_are_described(admin: AdminClient, bootstrap: str) -> None
         await joined(consumer, "described", 3)
         group = (await admin.describe_groups(["described"]))["described"]
         assert (group.state, group.protocol_type, group.partition_assignor) == ("Stable", "consumer", "range")
-        assert group.coordinator.node_id in {one.node_id for one in (await admin.describe_cluster()).brokers}
+        assert group.coordinator.node_id in {broker.node_id for broker in (await admin.describe_cluster()).brokers}
         (member,) = group.members
         assert (member.client_id, member.host, member.group_instance_id) == ("me", "/127.0.0.1", "static")
         assert member.assignment == [TopicPartition("described", partition) for partition in range(3)]
-    assert (await admin.describe_groups(["nobody's"]))["nobody's"].state == "Dead"
+    assert (await admin.describe_groups(["unknown"]))["unknown"].state == "Dead"
 
 
 async def test_reset_moves_group_offsets_to_each_target(admin: AdminClient, bootstrap: str) -> None:
@@ -129,7 +129,7 @@ async def test_reset_moves_group_offsets_to_each_target(admin: AdminClient, boot
         records: list[ConsumerRecord] = []
         while len(records) < 3:
             records += await consumer.poll(1000)
-    assert sorted((one.partition, one.offset) for one in records) == [(0, 8), (0, 9), (1, 9)]
+    assert sorted((record.partition, record.offset) for record in records) == [(0, 8), (0, 9), (1, 9)]
 
 
 async def test_changes_of_a_group_with_members_are_refused(admin: AdminClient, bootstrap: str) -> None:
@@ -162,7 +162,7 @@ async def test_changes_of_a_group_with_members_are_refused(admin: AdminClient, b
     assert (await admin.describe_groups(["refused"]))["refused"].state == "Dead"
 
 
-async def test_an_error_of_another_brokers_group_is_found_in_the_results() -> None:
+async def test_not_coordinator_error_is_found_in_results() -> None:
     elsewhere = DeletableGroupResult("g", ErrorCode.NOT_COORDINATOR)
     api = api_of(DeleteGroupsRequest(["g"]))
     assert api.errors(DeleteGroupsResponse(results=[elsewhere])) == [ErrorCode.NOT_COORDINATOR]
@@ -180,6 +180,6 @@ async def test_blocking_client_administers_groups(admin: AdminClient, bootstrap:
             assert client.reset_group_offsets("blocking", [("blocking", 0)], ResetTo.LATEST) == places("blocking", 10)
             assert client.describe_groups(["blocking"])["blocking"].state == "Empty"
             client.delete_groups(["blocking"])
-            assert "blocking" not in {one.group_id for one in client.list_groups()}
+            assert "blocking" not in {listing.group_id for listing in client.list_groups()}
 
     await asyncio.to_thread(work)

@@ -1,4 +1,4 @@
-"""Configuration of clients."""
+"""Client configuration: defaults, validation and warnings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kipmesh.core.config.node import ConsumerServiceConfig
 from kipmesh.core.errors import InvalidConfigError
 
 
-def test_defaults_are_kafkas() -> None:
+def test_client_defaults_match_kafka() -> None:
     producer = ProducerConfig.parse({}).as_dict()
     assert producer["acks"] == -1
     assert producer["batch.size"] == 16384
@@ -26,7 +26,7 @@ def test_defaults_are_kafkas() -> None:
 
 
 @pytest.mark.parametrize(("given", "expected"), [("all", -1), ("-1", -1), ("1", 1), (0, 0)])
-def test_acks_are_parsed_to_kafkas_numbers(given: object, expected: int) -> None:
+def test_acks_are_parsed_to_protocol_values(given: object, expected: int) -> None:
     assert Producer("h:1", acks=given).config.acks == expected
 
 
@@ -42,7 +42,7 @@ def test_acks_are_parsed_to_kafkas_numbers(given: object, expected: int) -> None
         ({"max.in.flight.requests.per.connection": 6}, False),
     ],
 )
-def test_idempotence_is_the_default_and_gives_way_to_what_excludes_it(given: dict[str, object], expected: bool) -> None:
+def test_idempotence_is_default_unless_config_excludes_it(given: dict[str, object], expected: bool) -> None:
     assert Producer("h:1", **given).config.enable_idempotence is expected
 
 
@@ -67,7 +67,9 @@ def test_keys_are_accepted_in_both_spellings() -> None:
         (Producer, "host:1,other:x", {}, "must be a list of host:port, got 'other:x'"),
     ],
 )
-def test_mistakes_are_one_clear_line(kind: type, bootstrap: str, config: dict[str, object], words: str) -> None:
+def test_invalid_client_config_raises_one_line_error(
+    kind: type, bootstrap: str, config: dict[str, object], words: str
+) -> None:
     with pytest.raises(InvalidConfigError) as caught:
         kind(bootstrap, **config)
     assert words in str(caught.value)
@@ -75,16 +77,16 @@ def test_mistakes_are_one_clear_line(kind: type, bootstrap: str, config: dict[st
 
 
 @pytest.mark.parametrize(
-    ("config", "beat_ms", "session_ms"),
+    ("config", "heartbeat_ms", "session_ms"),
     [
         ({"session.timeout.ms": "3000"}, 3000, 3000),
         ({"heartbeat.interval.ms": 45_001}, 45_001, 45_000),
     ],
 )
-def test_a_session_is_longer_than_the_time_between_heartbeats(
-    config: dict[str, object], beat_ms: int, session_ms: int
+def test_session_timeout_must_exceed_heartbeat_interval(
+    config: dict[str, object], heartbeat_ms: int, session_ms: int
 ) -> None:
-    text = f"heartbeat.interval.ms ({beat_ms}) must be less than session.timeout.ms ({session_ms})"
+    text = f"heartbeat.interval.ms ({heartbeat_ms}) must be less than session.timeout.ms ({session_ms})"
     for kind, more in ((ConsumerConfig, {}), (ConsumerServiceConfig, {"bootstrap.servers": "h:1"})):
         with pytest.raises(InvalidConfigError, match=re.escape(text)):
             kind.parse({**more, **config})
@@ -99,7 +101,7 @@ PREFERRED = {"replica.selection.policy": "preferred"}
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "expected"),
     [
         ({}, []),
         ({"client.rack": "a"}, []),
@@ -116,11 +118,11 @@ PREFERRED = {"replica.selection.policy": "preferred"}
         ({**OWN, **PREFERRED}, ["replica.selection.mode=consumer fetches from leaders without replica.selector.class"]),
     ],
 )
-def test_settings_without_effect_are_told(
-    config: dict[str, str], said: list[str], caplog: pytest.LogCaptureFixture
+def test_ineffective_settings_are_logged(
+    config: dict[str, str], expected: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     found = ineffective_settings(ConsumerConfig.parse(config))
-    assert len(found) == len(said)
-    assert all(line.startswith(words) for line, words in zip(found, said, strict=True))
+    assert len(found) == len(expected)
+    assert all(line.startswith(words) for line, words in zip(found, expected, strict=True))
     Consumer("h:1", **config)
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * len(said)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * len(expected)

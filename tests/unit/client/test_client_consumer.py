@@ -1,4 +1,4 @@
-"""The consumer against brokers in memory."""
+"""The consumer against in-memory brokers."""
 
 from __future__ import annotations
 
@@ -54,16 +54,18 @@ async def test_consumer_reads_every_record_once_and_in_order() -> None:
             records = await take(consumer, 1200)
             assert len(records) == 1200
             for partition in range(4):
-                mine = [record for record in records if record.partition == partition]
-                assert [record.offset for record in mine] == list(range(300))
-                assert [record.value for record in mine] == [b"%d-%d" % (partition, index) for index in range(300)]
+                of_partition = [record for record in records if record.partition == partition]
+                assert [record.offset for record in of_partition] == list(range(300))
+                assert [record.value for record in of_partition] == [
+                    b"%d-%d" % (partition, index) for index in range(300)
+                ]
             assert records[0].timestamp_type == 0
-            assert [await consumer.position(where) for where in consumer.assignment()] == [300] * 4
+            assert [await consumer.position(tp) for tp in consumer.assignment()] == [300] * 4
             assert consumer.high_watermark(("t", 0)) == 300
             assert await consumer.poll(50) == []
 
 
-async def test_large_compressed_batches_are_decoded_elsewhere() -> None:
+async def test_large_compressed_batches_are_decoded_in_thread() -> None:
     async with FakeCluster() as cluster:
         log = cluster.create_topic("t").partitions[0]
         sent = [b"".join(b"%d," % (number * number) for number in range(first, first + 30_000)) for first in range(3)]
@@ -74,13 +76,13 @@ async def test_large_compressed_batches_are_decoded_elsewhere() -> None:
             assert [record.value for record in await take(consumer, 3)] == sent
 
 
-async def test_new_records_end_the_wait() -> None:
+async def test_new_records_complete_waiting_poll() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         async with Consumer(cluster.bootstrap, **{**FAST, "fetch.max.wait.ms": 600_000}) as consumer:
             consumer.assign([("t", 0)])
             polling = asyncio.create_task(consumer.poll(600_000))
-            await until(lambda: any(name == "Fetch" and asked.max_wait_ms for name, _, asked in cluster.calls))
+            await until(lambda: any(name == "Fetch" and request.max_wait_ms for name, _, request in cluster.calls))
             fill(cluster, "t", 0, 1)
             assert len(await asyncio.wait_for(polling, 60)) == 10
 
@@ -90,22 +92,22 @@ async def test_seek_moves_the_position() -> None:
         cluster.create_topic("t", 2)
         fill(cluster, "t", 0, 5)
         async with Consumer(cluster.bootstrap, **FAST) as consumer:
-            where = TopicPartition("t", 0)
-            consumer.assign([where])
-            consumer.seek(where, 33)
+            tp = TopicPartition("t", 0)
+            consumer.assign([tp])
+            consumer.seek(tp, 33)
             assert [record.offset for record in await take(consumer, 17)] == list(range(33, 50))
-            consumer.seek_to_beginning([where])
-            assert await consumer.position(where) == 0
+            consumer.seek_to_beginning([tp])
+            assert await consumer.position(tp) == 0
             assert (await take(consumer, 1))[0].offset == 0
             consumer.seek_to_end()
-            assert await consumer.position(where) == 50
+            assert await consumer.position(tp) == 50
             fill(cluster, "t", 0, 1)
             assert (await take(consumer, 10))[0].offset == 50
             with pytest.raises(ValueError, match="not assigned"):
                 consumer.seek(("t", 1), 0)
             for offset in (-1, 2**63):
                 with pytest.raises(ValueError, match="offset must be between"):
-                    consumer.seek(where, offset)
+                    consumer.seek(tp, offset)
 
 
 async def test_beginning_end_and_time_offsets_are_listed() -> None:
@@ -119,9 +121,9 @@ async def test_beginning_end_and_time_offsets_are_listed() -> None:
             assert await consumer.beginning_offsets(both) == {both[0]: 5, both[1]: 0}
             assert await consumer.end_offsets(both) == {both[0]: 30, both[1]: 0}
             found = await consumer.offsets_for_times({("t", 0): 1010, ("t", 1): 1010})
-            place = found[both[0]]
-            assert place is not None
-            assert (place.offset, place.timestamp) == (10, 1010)
+            at_time = found[both[0]]
+            assert at_time is not None
+            assert (at_time.offset, at_time.timestamp) == (10, 1010)
             assert found[both[1]] is None
             for missing in (("nope", 0), ("t", 9)):
                 with pytest.raises(KafkaError) as caught:
@@ -188,7 +190,7 @@ async def test_offset_out_of_range_resets_by_policy(policy: str) -> None:
         None,
     ],
 )
-async def test_retriable_errors_are_not_seen(code: ErrorCode | None) -> None:
+async def test_retriable_fetch_errors_are_hidden(code: ErrorCode | None) -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         fill(cluster, "t", 0, 3)
@@ -235,7 +237,7 @@ async def test_truncation_by_a_new_leader_is_raised_or_reset(policy: str) -> Non
                 assert (record.offset, record.leader_epoch) == (20, 1)
 
 
-async def test_consumer_reads_on_after_a_broker_restart() -> None:
+async def test_consumer_resumes_after_broker_restart() -> None:
     async with FakeCluster(1) as cluster:
         cluster.create_topic("t")
         fill(cluster, "t", 0, 3)
@@ -278,8 +280,8 @@ async def test_topic_recreated_with_fewer_partitions_loses_the_others(policy: st
         async with Consumer(cluster.bootstrap, **config) as consumer:
             consumer.subscribe(["t", "u"])
             await until(lambda: len(consumer.assignment()) == 5)
-            for where in consumer.assignment():
-                await consumer.position(where)
+            for tp in consumer.assignment():
+                await consumer.position(tp)
             if policy == "earliest":
                 await take(consumer, 30)
             cluster.create_topic("t", 1)
@@ -287,13 +289,13 @@ async def test_topic_recreated_with_fewer_partitions_loses_the_others(policy: st
             assert [record.offset for record in await take(consumer, 20)] == list(range(20))
             assert consumer.assignment() == [("t", 0), ("u", 0), ("u", 1)]
             for _ in range(5):
-                assert await consumer.poll(30) == []  # and nothing is raised
+                assert await consumer.poll(30) == []  # raises nothing
             cluster.topics["t"].partitions.extend(cluster.partitions(1))
             fill(cluster, "t", 1, 1)
             assert {record.partition for record in await take(consumer, 10)} == {1}
 
 
-async def test_partitions_that_a_lagging_broker_does_not_know_are_kept() -> None:
+async def test_partitions_missing_from_stale_metadata_are_kept() -> None:
     async with FakeCluster() as cluster:
         topic = cluster.create_topic("t", 2)
         fill(cluster, "t", 1, 1)
@@ -363,7 +365,7 @@ async def test_wrong_crc_is_raised_if_checked(check: bool) -> None:
             assert [record.offset for record in await take(consumer, 10)] == list(range(20, 30))
 
 
-def answer(data: PartitionData) -> FetchResponse:
+def fetch_response(data: PartitionData) -> FetchResponse:
     return FetchResponse(responses=[FetchableTopicResponse("t", b"", [data])])
 
 
@@ -373,14 +375,14 @@ def answer(data: PartitionData) -> FetchResponse:
         FetchResponse(),
         FetchResponse(error_code=999),
         FetchResponse(error_code=ErrorCode.UNKNOWN_SERVER_ERROR),
-        answer(PartitionData(partition_index=5, records=b"x")),
-        answer(PartitionData(records=b"garbage")),
-        answer(PartitionData(records=b"\0" * 100)),
-        answer(PartitionData(records=encode_batch([(None, b"x")], timestamp_ms=1)[:-3])),
-        answer(PartitionData(error_code=12345)),
+        fetch_response(PartitionData(partition_index=5, records=b"x")),
+        fetch_response(PartitionData(records=b"garbage")),
+        fetch_response(PartitionData(records=b"\0" * 100)),
+        fetch_response(PartitionData(records=encode_batch([(None, b"x")], timestamp_ms=1)[:-3])),
+        fetch_response(PartitionData(error_code=12345)),
     ],
 )
-async def test_malformed_answers_lose_nothing(malformed: FetchResponse) -> None:
+async def test_malformed_fetch_responses_lose_no_records(malformed: FetchResponse) -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         fill(cluster, "t", 0, 2)
@@ -395,7 +397,7 @@ async def test_malformed_answers_lose_nothing(malformed: FetchResponse) -> None:
             assert [record.offset for record in records] == list(range(20))
 
 
-async def test_malformed_offsets_are_asked_again() -> None:
+async def test_malformed_offset_lookups_are_retried() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         fill(cluster, "t", 0, 1)
@@ -416,12 +418,12 @@ async def test_raw_batches_cover_every_offset() -> None:
             offsets: dict[int, list[int]] = {0: [], 1: []}
             async with asyncio.timeout(60):
                 while sum(map(len, offsets.values())) < 185:
-                    for each in await consumer.fetch_batches(1000):
-                        assert each.topic_id == cluster.topics["t"].topic_id
-                        assert each.high_watermark == 100
-                        columns = decode_columns(each.records, start_offset=each.position)
-                        offsets[each.partition] += columns.offsets
-                        assert columns.offsets[-1] + 1 == each.next_position
+                    for batch in await consumer.fetch_batches(1000):
+                        assert batch.topic_id == cluster.topics["t"].topic_id
+                        assert batch.high_watermark == 100
+                        columns = decode_columns(batch.records, start_offset=batch.position)
+                        offsets[batch.partition] += columns.offsets
+                        assert columns.offsets[-1] + 1 == batch.next_position
             assert offsets == {0: list(range(15, 100)), 1: list(range(100))}
             assert await consumer.position(("t", 1)) == 100
 
@@ -442,7 +444,7 @@ async def test_buffers_are_limited_and_no_partition_starves() -> None:
             assert min(seen[partition] for partition in range(6)) > 50
 
 
-async def test_cancelled_poll_loses_nothing() -> None:
+async def test_cancelled_poll_loses_no_records() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         log = cluster.topics["t"].partitions[0]
@@ -460,14 +462,14 @@ async def test_cancelled_poll_loses_nothing() -> None:
                             offsets += [record.offset for record in await consumer.poll(1000)]
                     except TimeoutError:
                         cancelled += 1
-                        if cancelled % 20 == 0:  # decoding may take longer than that each time
+                        if cancelled % 20 == 0:  # decoding may exceed the timeout each time
                             offsets += [record.offset for record in await consumer.poll(1000)]
                         await asyncio.sleep(0.005)
             assert offsets == list(range(40))
             assert cancelled
 
 
-async def test_close_ends_polls_and_can_be_called_again() -> None:
+async def test_close_ends_polls_and_is_idempotent() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         consumer = Consumer(cluster.bootstrap, **FAST)
@@ -497,8 +499,8 @@ async def test_iteration_yields_records_in_order() -> None:
             assert offsets == list(range(20))
 
 
-async def test_what_was_decided_before_a_seek_or_an_assignment_is_void() -> None:
-    """Lookups and validations are decided in one step and begin a moment later."""
+async def test_seek_and_assignment_invalidate_pending_lookups() -> None:
+    """The fetcher decides lookups and validations in one step and starts them in a later one."""
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         fill(cluster, "t", 0, 3)
@@ -508,22 +510,22 @@ async def test_what_was_decided_before_a_seek_or_an_assignment_is_void() -> None
             fetcher = consumer._fetcher
             state = fetcher.states[TopicPartition("t", 0)]
 
-            def decided() -> list[Coroutine[None, None, None]]:
+            def start_lookups() -> list[Coroutine[None, None, None]]:
                 rounds: list[Coroutine[None, None, None]] = []
                 for old in (ListOffsetsAtLeader(1, 0, -2), EndOfEpochAtLeader(1, 0, 0)):
                     fetcher._leader_requests.add(state, old)
                 fetcher._leader_requests.start(0, rounds.append)
                 return rounds
 
-            late = decided()
+            lookups = start_lookups()
             consumer.seek(("t", 0), 12)
-            for each in late:
-                await each
+            for lookup in lookups:
+                await lookup
             assert (await take(consumer, 1))[0].offset == 12
-            late = decided()
+            lookups = start_lookups()
             consumer.assign([])
             consumer.assign([("t", 0)])
             consumer.seek(("t", 0), 17)
-            for each in late:
-                await each
+            for lookup in lookups:
+                await lookup
             assert (await take(consumer, 1))[0].offset == 17

@@ -1,4 +1,4 @@
-"""Producers' metrics of metadata (526-10), as Prometheus sees them."""
+"""Prometheus metrics of producer metadata (526-10)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kipmesh.cluster import LocalCluster
 NAME = "kipmesh_producer_metadata_"
 
 
-class Counted:
+class FakeMetrics:
     def metrics(self) -> dict[str, int | float]:
         kinds = ("requests", "topics", "bytes")
         numbers = {f"metadata_{urgency}_{kind}": 1 for urgency in ("urgent", "non_urgent") for kind in kinds}
@@ -20,30 +20,30 @@ class Counted:
         return numbers | {f"metadata_{other}": 2.5 for other in others}
 
 
-def test_names_are_known_before_there_is_a_producer() -> None:
+def test_metric_names_are_registered_without_producers() -> None:
     registry = CollectorRegistry()
     registry.register(ProducerCollector())
     with pytest.raises(ValueError, match="Duplicated"):
         registry.register(ProducerCollector())
 
 
-def test_each_producer_has_its_name_once() -> None:
+def test_client_ids_of_exported_producers_are_unique() -> None:
     collector = ProducerCollector()
-    collector.add("one", Counted())
-    with pytest.raises(ValueError, match="'one' is already exported"):
-        collector.add("one", Counted())
+    collector.add("first", FakeMetrics())
+    with pytest.raises(ValueError, match="'first' is already exported"):
+        collector.add("first", FakeMetrics())
     registry = CollectorRegistry()
     registry.register(collector)
-    assert registry.get_sample_value(f"{NAME}blocked_seconds_total", {"client_id": "one"}) == 2.5
-    collector.remove("one")
-    assert registry.get_sample_value(f"{NAME}blocked_seconds_total", {"client_id": "one"}) is None
+    assert registry.get_sample_value(f"{NAME}blocked_seconds_total", {"client_id": "first"}) == 2.5
+    collector.remove("first")
+    assert registry.get_sample_value(f"{NAME}blocked_seconds_total", {"client_id": "first"}) is None
     for number in range(PRODUCERS_MAX):
-        collector.add(str(number), Counted())
+        collector.add(str(number), FakeMetrics())
     with pytest.raises(ValueError, match=f"{PRODUCERS_MAX} producers"):
-        collector.add("one more", Counted())
+        collector.add("one more", FakeMetrics())
 
 
-def test_a_blocking_producer_s_numbers_are_exported() -> None:
+def test_blocking_producer_metrics_are_exported() -> None:
     collector, registry = ProducerCollector(), CollectorRegistry()
     registry.register(collector)
     with LocalCluster(mode="single") as cluster:
@@ -59,6 +59,6 @@ def test_a_blocking_producer_s_numbers_are_exported() -> None:
                     labels = {"client_id": "writer", "urgency": urgency}
                     value = registry.get_sample_value(f"{NAME}{kind}_total", labels)
                     assert value == counted[f"metadata_{urgency}_{kind}"]
-            assert counted["metadata_urgent_topics"] >= 2  # more where a broker is asked that does not know them yet
+            assert counted["metadata_urgent_topics"] >= 2  # more if a broker does not have the topics yet
             assert registry.get_sample_value(f"{NAME}cached_topics", {"client_id": "writer"}) == 2
             assert b'client_id="writer"' in generate_latest(registry)

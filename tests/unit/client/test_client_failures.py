@@ -1,4 +1,4 @@
-"""A background task that ends by an error nobody expected: it is logged, and every call says so instead of waiting."""
+"""An unexpected error ends a background task: it is logged, and calls raise it instead of waiting."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ READ = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 20, "auto.offset.reset": 
 
 
 class BrokenError(Exception):
-    """What nobody expects."""
+    """An unexpected error."""
 
 
 class BrokenPolicy:
-    """A refresh policy with a bug that shows from the second request on."""
+    """A refresh policy that raises once `breaks` is set."""
 
     def __init__(self) -> None:
         self.breaks = False
@@ -45,14 +45,14 @@ async def expect_failure(work: Any) -> None:
     assert caught.value.code is ErrorCode.UNKNOWN_SERVER_ERROR
 
 
-def ours(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """What others report, as grpc of a loop that a test before has closed, is not what is asked here."""
+def kipmesh_records(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """Return log records of kipmesh. Ignores others, for example of grpc about closed event loops."""
     return [record for record in caplog.records if record.name.startswith("kipmesh")]
 
 
-def check_logged(caplog: pytest.LogCaptureFixture, what: str) -> None:
-    (record,) = [record for record in ours(caplog) if record.levelno >= logging.ERROR]
-    assert what in record.getMessage()
+def check_logged(caplog: pytest.LogCaptureFixture, task: str) -> None:
+    (record,) = [record for record in kipmesh_records(caplog) if record.levelno >= logging.ERROR]
+    assert task in record.getMessage()
     assert record.exc_info is not None
     assert record.exc_info[0] is BrokenError
 
@@ -82,10 +82,10 @@ async def test_failed_metadata_task_fails_the_calls_of_a_producer(
             cluster.inject("Produce", ErrorCode.NOT_LEADER_OR_FOLLOWER, times=1000)
             waiting = await producer.send("t", b"1")
             flushing = asyncio.create_task(producer.flush())
-            asking = asyncio.create_task(producer.send("other", b"x"))
+            sending = asyncio.create_task(producer.send("other", b"x"))
             await asyncio.sleep(0.02)
             break_tracker(producer, monkeypatch)
-            for work in (flushing, asking):
+            for work in (flushing, sending):
                 await expect_failure(work)
             assert isinstance(waiting.exception(), KafkaError)
             await expect_failure(producer.send("t", b"2"))
@@ -117,9 +117,9 @@ async def test_failed_metadata_task_fails_the_calls_of_an_admin_client() -> None
         await expect_failure(admin.list_offsets({("no", 0): 0}))
 
 
-async def test_a_malformed_answer_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_broken_metadata_connection_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     class Pool(ConnectionPool):
-        """Gives a broken connection at first."""
+        """Returns a broken connection three times."""
 
         broken = 3
 
@@ -134,7 +134,7 @@ async def test_a_malformed_answer_is_tried_again(caplog: pytest.LogCaptureFixtur
         metadata = Metadata(cluster.bootstrap, pool, ProducerConfig.parse(FAST))
         await metadata.start(60)
         assert set(metadata.brokers) == {1}
-        assert [record.exc_info[0] for record in ours(caplog) if record.exc_info] == [BrokenError] * 3
+        assert [record.exc_info[0] for record in kipmesh_records(caplog) if record.exc_info] == [BrokenError] * 3
         assert metadata.failure is None
         await metadata.close()
         await pool.close()
@@ -164,7 +164,7 @@ async def test_failed_sending_task_fails_the_calls_of_a_producer(caplog: pytest.
             for work in (blocked, flushing):
                 await expect_failure(work)
             assert all(isinstance(each.exception(), KafkaError) for each in sent)
-            assert producer._memory.free_bytes == free, "the one that waited had reserved nothing"
+            assert producer._memory.free_bytes == free, "the blocked send has reserved no memory"
             await expect_failure(producer.send("t", b"x"))
             await expect_failure(producer.flush())
             hold.set()
@@ -173,7 +173,7 @@ async def test_failed_sending_task_fails_the_calls_of_a_producer(caplog: pytest.
 
 
 def break_sender(sender: Any) -> None:
-    """A deadline that cannot be compared: the next step fails."""
+    """Insert a batch whose age raises, so that the sender's next step fails."""
 
     class Never:
         finished = False
@@ -206,7 +206,7 @@ async def test_failed_fetching_task_fails_the_calls_of_a_consumer(caplog: pytest
         check_logged(caplog, "fetching task")
 
 
-async def test_room_that_will_never_be_is_not_room() -> None:
+async def test_refused_buffer_waiters_get_no_memory() -> None:
     memory = BufferMemory(100)
     assert memory.try_reserve(100)
     waiting = asyncio.create_task(memory.reserve(50, 60))
@@ -223,7 +223,7 @@ async def test_room_that_will_never_be_is_not_room() -> None:
     assert memory.free_bytes == 100
 
 
-async def test_a_cancelled_send_keeps_no_room() -> None:
+async def test_cancelled_send_releases_buffer_memory() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         async with Producer(cluster.bootstrap, **{**FAST, "batch.size": 1000, "buffer.memory": 1000}) as producer:
@@ -239,7 +239,7 @@ async def test_a_cancelled_send_keeps_no_room() -> None:
                 assert producer._memory.free_bytes == 1000
 
 
-def test_the_end_of_a_portals_loop_ends_every_call() -> None:
+def test_stopped_portal_loop_cancels_calls() -> None:
     portal = sync.Portal("test")
 
     async def wait() -> None:
@@ -255,33 +255,33 @@ def test_the_end_of_a_portals_loop_ends_every_call() -> None:
     portal.close()
 
 
-async def test_a_silent_leader_is_given_up_as_soon_as_another_one_leads() -> None:
-    """A stopped process keeps its connections, and answers no question for metadata either."""
+async def test_producer_leaves_silent_leader_after_leader_change() -> None:
+    """A stopped process keeps its connections and responds to no request, not even for metadata."""
     async with FakeCluster(3) as fake:
         fake.create_topic("t")
         fake.move_leader("t", 0, 1)
-        asked: list[str] = []
+        requests: list[str] = []
 
         async def stopped(method: str, node_id: int, _request: object) -> None:
-            if node_id == 1 and (asked or method == "Produce"):
-                asked.append(method)
+            if node_id == 1 and (requests or method == "Produce"):
+                requests.append(method)
                 await asyncio.Event().wait()
 
         fake.hook = stopped
         late = {"request.timeout.ms": 200_000, "delivery.timeout.ms": 300_000}
         async with Producer(fake.bootstrap, **FAST, **late) as producer:
             delivery = await producer.send("t", b"v")
-            await until(lambda: asked)
-            await asyncio.sleep(1.0)  # a leader that leads is waited for
+            await until(lambda: requests)
+            await asyncio.sleep(1.0)  # the producer waits for the current leader
             assert not delivery.done()
-            assert asked.count("Produce") == 1
+            assert requests.count("Produce") == 1
             fake.move_leader("t", 0, 2)
             assert (await asyncio.wait_for(delivery, 60)).offset == 0
 
 
-@pytest.mark.parametrize("answers", [False, True], ids=["a silent leader", "a leader that cannot replicate"])
-async def test_a_timeout_is_a_reason_to_ask_who_leads_now(answers: bool) -> None:
-    """Found by chaos: a leader that was cut off kept its producers for as long as that lasted."""
+@pytest.mark.parametrize("responds", [False, True], ids=["silent leader", "leader without replication"])
+async def test_produce_timeout_refreshes_leader(responds: bool) -> None:
+    """Found by chaos tests: producers waited for an isolated leader until the partition healed."""
     async with FakeCluster(2) as fake:
         fake.create_topic("t")
         fake.move_leader("t", 0, 1)
@@ -291,7 +291,7 @@ async def test_a_timeout_is_a_reason_to_ask_who_leads_now(answers: bool) -> None
             if method == "Produce" and node_id == 1:
                 fake.move_leader("t", 0, 2)
                 moved.set()
-                if answers:
+                if responds:
                     fake.inject("Produce", ErrorCode.REQUEST_TIMED_OUT)
                 else:
                     await asyncio.Event().wait()
@@ -302,6 +302,6 @@ async def test_a_timeout_is_a_reason_to_ask_who_leads_now(answers: bool) -> None
             sender = producer._sender
             assert sender is not None
             sender._config = producer.config.model_copy(update={"request_timeout_ms": 200})  # for records only
-            where = await asyncio.wait_for(await producer.send("t", b"v"), 60)
+            metadata = await asyncio.wait_for(await producer.send("t", b"v"), 60)
         assert moved.is_set()
-        assert where.offset == 0
+        assert metadata.offset == 0

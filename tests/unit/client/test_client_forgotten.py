@@ -1,4 +1,4 @@
-"""A client that nobody closed is told of when it goes, by a ResourceWarning that names it; no other client is."""
+"""A client that was not closed emits a ResourceWarning with its client id."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_unclosed_client_warns(kind: Any) -> None:
         run(closes=False)
 
 
-async def test_a_client_that_never_started_is_no_matter() -> None:
+async def test_client_that_never_started_does_not_warn() -> None:
     Consumer("127.0.0.1:1")
     failed = AdminClient("127.0.0.1:1", **{"request.timeout.ms": 100})
     with pytest.raises(KafkaError):

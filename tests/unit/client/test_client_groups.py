@@ -1,4 +1,4 @@
-"""Consumers of a group against real brokers: they share topics, and each goes on where the last one stopped."""
+"""Consumer groups against real brokers: members share topics and resume at committed offsets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kipmesh.client.types import NewTopic
 from kipmesh.cluster import LocalCluster
 from kipmesh.core.errors import ErrorCode, KafkaError
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")  # beside the cluster's own loop there is one only
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # one event loop besides the cluster's
 PARTITIONS = 6
 QUICK = {"heartbeat_interval_ms": 50, "session_timeout_ms": 120_000, "auto_offset_reset": "earliest"}
 
@@ -26,19 +26,19 @@ def bootstrap() -> Iterator[str]:
 
 
 class Listener(RebalanceListener):
-    """Writes down what it is told."""
+    """Records its callbacks."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, list[TopicPartition]]] = []
+        self.callbacks: list[tuple[str, list[TopicPartition]]] = []
 
     def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
-        self.told.append(("assigned", partitions))
+        self.callbacks.append(("assigned", partitions))
 
     async def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
-        self.told.append(("revoked", partitions))
+        self.callbacks.append(("revoked", partitions))
 
     def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
-        self.told.append(("lost", partitions))
+        self.callbacks.append(("lost", partitions))
 
 
 async def topic_of(bootstrap: str, name: str, partitions: int = PARTITIONS) -> str:
@@ -59,29 +59,29 @@ def member(bootstrap: str, group: str, **config: object) -> Consumer:
 
 
 async def until(members: list[Consumer], condition: Callable[[], bool]) -> list[ConsumerRecord]:
-    """All poll until the condition holds; what they read."""
+    """Poll all members until the condition holds. Return the records."""
     records = []
     async with asyncio.timeout(60):
         while not condition():
-            for polled in await asyncio.gather(*[one.poll(20) for one in members]):
+            for polled in await asyncio.gather(*[consumer.poll(20) for consumer in members]):
                 records += polled
     return records
 
 
 def loads(members: list[Consumer]) -> list[int]:
-    return sorted(len(one.assignment()) for one in members)
+    return sorted(len(consumer.assignment()) for consumer in members)
 
 
-async def test_one_goes_on_where_the_last_one_stopped(bootstrap: str) -> None:
-    topic = await topic_of(bootstrap, "goes-on")
+async def test_new_consumer_resumes_at_committed_offsets(bootstrap: str) -> None:
+    topic = await topic_of(bootstrap, "resumes")
     await produce(bootstrap, topic, 60)
-    async with member(bootstrap, "goes-on") as first:
+    async with member(bootstrap, "resumes") as first:
         first.subscribe([topic])
         records: list[ConsumerRecord] = []
         while len(records) < 60:
             records += await first.poll(1000)
     await produce(bootstrap, topic, 12, first=60)
-    async with member(bootstrap, "goes-on") as second:
+    async with member(bootstrap, "resumes") as second:
         second.subscribe([topic])
         records = []
         while len(records) < 12:
@@ -90,7 +90,7 @@ async def test_one_goes_on_where_the_last_one_stopped(bootstrap: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["range", "roundrobin", "cooperative-sticky", "cooperative-sticky,range"])
-async def test_members_share_and_take_over(bootstrap: str, strategy: str) -> None:
+async def test_members_share_partitions_and_take_over_after_leave(bootstrap: str, strategy: str) -> None:
     name = f"share-{strategy.replace(',', '-')}"
     topic = await topic_of(bootstrap, name)
     config = {"partition_assignment_strategy": strategy}
@@ -109,41 +109,41 @@ async def test_members_share_and_take_over(bootstrap: str, strategy: str) -> Non
         records: list[ConsumerRecord] = []
         while len(records) < 12:
             records += await first.poll(1000)
-    revoked = next(partitions for what, partitions in listener.told if what == "revoked")
+    revoked = next(partitions for kind, partitions in listener.callbacks if kind == "revoked")
     assert len(revoked) == (3 if strategy == "cooperative-sticky" else 6)
-    assert "lost" not in {what for what, _ in listener.told}
+    assert "lost" not in {kind for kind, _ in listener.callbacks}
 
 
-async def test_offsets_are_committed_by_hand(bootstrap: str) -> None:
+async def test_manual_commits_are_stored_and_checked(bootstrap: str) -> None:
     topic = await topic_of(bootstrap, "by-hand")
-    where = TopicPartition(topic, 1)
-    await produce(bootstrap, topic, 7 * PARTITIONS)  # 7 is the end, so that no record and no reset moves it
+    tp = TopicPartition(topic, 1)
+    await produce(bootstrap, topic, 7 * PARTITIONS)  # offset 7 is the end, so neither records nor resets move it
     async with member(bootstrap, "by-hand", enable_auto_commit=False) as consumer:
-        assert await consumer.committed([where]) == {}
-        consumer.assign([where])
-        await consumer.commit({where: 7})
-        assert await consumer.committed([where, (topic, 2)]) == {where: 7}
+        assert await consumer.committed([tp]) == {}
+        consumer.assign([tp])
+        await consumer.commit({tp: 7})
+        assert await consumer.committed([tp, (topic, 2)]) == {tp: 7}
         with pytest.raises(KafkaError) as caught:
             await consumer.commit({TopicPartition("nowhere", 0): 1})
         assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         consumer.subscribe([topic])
         with pytest.raises(KafkaError) as caught:
-            await consumer.commit({where: 8})
+            await consumer.commit({tp: 8})
         assert caught.value.code is ErrorCode.UNKNOWN_MEMBER_ID
         with pytest.raises(ValueError, match="group"):
-            consumer.assign([where])
+            consumer.assign([tp])
         await until([consumer], lambda: loads([consumer]) == [6])
-        assert await consumer.position(where) == 7
-        await consumer.commit({where: 8})
+        assert await consumer.position(tp) == 7
+        await consumer.commit({tp: 8})
         outsider = member(bootstrap, "by-hand")
         async with outsider:
             with pytest.raises(KafkaError) as caught:
-                await outsider.commit({where: 9})
+                await outsider.commit({tp: 9})
             assert caught.value.code is ErrorCode.UNKNOWN_MEMBER_ID
-        assert await consumer.committed([where]) == {where: 8}
+        assert await consumer.committed([tp]) == {tp: 8}
 
 
-async def test_who_does_not_poll_leaves(bootstrap: str) -> None:
+async def test_member_that_exceeds_max_poll_interval_leaves(bootstrap: str) -> None:
     topic = await topic_of(bootstrap, "silent")
     silent, other = member(bootstrap, "silent", max_poll_interval_ms=500), member(bootstrap, "silent")
     listener = Listener()
@@ -152,14 +152,14 @@ async def test_who_does_not_poll_leaves(bootstrap: str) -> None:
         await until([silent], lambda: loads([silent]) == [6])
         other.subscribe([topic])
         await until([other], lambda: loads([other]) == [6])
-        patient = {"max_poll_interval_ms": 300_000}  # it polls from now on, however seldom it comes to that
+        patient = {"max_poll_interval_ms": 300_000}  # from now on it polls, even if rarely
         silent._membership._config = silent.config.model_copy(update=patient)
         await until([silent, other], lambda: loads([silent, other]) == [3, 3])
-    # All six, or on a busy machine what a rebalance had left to it.
-    assert any(what == "lost" and partitions for what, partitions in listener.told)
+    # All six, or fewer if a busy machine was in a rebalance.
+    assert any(kind == "lost" and partitions for kind, partitions in listener.callbacks)
 
 
-async def test_a_static_member_comes_back_without_a_rebalance(bootstrap: str) -> None:
+async def test_static_member_rejoins_without_rebalance(bootstrap: str) -> None:
     topic = await topic_of(bootstrap, "static")
     stays = member(bootstrap, "static", group_instance_id="stays")
     async with stays:
@@ -184,7 +184,7 @@ async def test_a_static_member_comes_back_without_a_rebalance(bootstrap: str) ->
                 assert caught.value.code is ErrorCode.FENCED_INSTANCE_ID
 
 
-async def test_partitions_that_are_added_are_shared(bootstrap: str) -> None:
+async def test_added_partitions_are_assigned(bootstrap: str) -> None:
     topic = await topic_of(bootstrap, "grows", 2)
     consumer = member(bootstrap, "grows", metadata_max_age_ms=200)
     async with consumer, AdminClient(bootstrap) as admin:
@@ -194,7 +194,7 @@ async def test_partitions_that_are_added_are_shared(bootstrap: str) -> None:
         await until([consumer], lambda: loads([consumer]) == [4])
 
 
-async def test_a_group_of_another_protocol_refuses(bootstrap: str) -> None:
+async def test_group_with_other_protocol_refuses_member(bootstrap: str) -> None:
     topic = await topic_of(bootstrap, "protocols")
     first = member(bootstrap, "protocols", partition_assignment_strategy="range")
     second = member(bootstrap, "protocols", partition_assignment_strategy="roundrobin")
@@ -207,7 +207,7 @@ async def test_a_group_of_another_protocol_refuses(bootstrap: str) -> None:
         assert caught.value.code is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
 
-async def test_blocking_consumers_share_too(bootstrap: str) -> None:
+async def test_blocking_consumer_joins_group(bootstrap: str) -> None:
     topic = await topic_of(bootstrap, "blocking")
     await produce(bootstrap, topic, 6)
     listener = Listener()
@@ -222,7 +222,7 @@ async def test_blocking_consumers_share_too(bootstrap: str) -> None:
             return consumer.committed([(topic, number) for number in range(PARTITIONS)])
 
     assert set((await asyncio.to_thread(read)).values()) == {1}
-    assert [what for what, partitions in listener.told if partitions] == ["assigned", "revoked"]
+    assert [kind for kind, partitions in listener.callbacks if partitions] == ["assigned", "revoked"]
 
 
 async def test_group_features_need_a_group_id() -> None:

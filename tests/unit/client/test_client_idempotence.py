@@ -1,4 +1,4 @@
-"""An idempotent producer over connections that break, answers that are lost and requests that overtake each other."""
+"""An idempotent producer under broken connections, lost responses and reordered requests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def epochs(cluster: FakeCluster) -> list[tuple[int, int, int]]:
     ]
 
 
-async def test_batches_carry_an_id_an_epoch_and_sequences_a_partition() -> None:
+async def test_batches_carry_producer_id_epoch_and_partition_sequence() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t", 2)
         async with Producer(cluster.bootstrap, **FAST) as producer:
@@ -45,17 +45,17 @@ async def test_batches_carry_an_id_an_epoch_and_sequences_a_partition() -> None:
         assert epochs(cluster) == [(1000, 0, 0), (1000, 0, 1), (1000, 0, 2)]
 
 
-async def test_several_batches_of_a_partition_are_under_way_at_a_time() -> None:
+async def test_five_batches_of_a_partition_are_in_flight() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
-        together = most = 0
+        together = maximum = 0
         full = asyncio.Event()
 
         async def hold(method: str, _node: int, _request: Any) -> None:
-            nonlocal together, most
+            nonlocal together, maximum
             if method == "Produce":
                 together += 1
-                most = max(most, together)
+                maximum = max(maximum, together)
                 if together == 5:
                     full.set()
                 await full.wait()
@@ -66,11 +66,11 @@ async def test_several_batches_of_a_partition_are_under_way_at_a_time() -> None:
             cluster.hook = hold
             sent = [await producer.send("t", b"%d" % number) for number in range(40)]
             await asyncio.gather(*sent)
-        assert most == 5
+        assert maximum == 5
         assert values(cluster) == [b"first", *[b"%d" % number for number in range(40)]]
 
 
-async def test_what_was_written_and_not_answered_is_not_written_again() -> None:
+async def test_written_but_unacknowledged_batches_are_not_duplicated() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         async with Producer(cluster.bootstrap, **FAST) as producer:
@@ -82,12 +82,12 @@ async def test_what_was_written_and_not_answered_is_not_written_again() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_each_record_once_and_in_order_over_a_wild_network(seed: int) -> None:
+async def test_records_are_written_once_and_in_order_over_faulty_network(seed: int) -> None:
     rng = random.Random(seed)
     async with FakeCluster(2) as cluster:
         cluster.create_topic("t", 2)
 
-        async def wild(method: str, _node: int, _request: Any) -> None:
+        async def disturb(method: str, _node: int, _request: Any) -> None:
             if method != "Produce":
                 return
             if rng.random() < 0.3:
@@ -98,7 +98,7 @@ async def test_each_record_once_and_in_order_over_a_wild_network(seed: int) -> N
             if rng.random() < 0.05:
                 cluster.move_leader("t", rng.randrange(2), rng.choice([1, 2]))
 
-        cluster.hook = wild
+        cluster.hook = disturb
         config = {**FAST, "batch.size": rng.choice([0, 300])}
         async with Producer(cluster.bootstrap, **config) as producer:
             sent = []
@@ -113,7 +113,7 @@ async def test_each_record_once_and_in_order_over_a_wild_network(seed: int) -> N
             assert [each.offset for each in done if each.partition == partition] == list(range(150))
 
 
-async def test_after_a_batch_that_is_refused_for_good_the_others_go_on_in_the_next_epoch() -> None:
+async def test_batches_after_refused_batch_continue_in_next_epoch() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
 
@@ -131,7 +131,7 @@ async def test_after_a_batch_that_is_refused_for_good_the_others_go_on_in_the_ne
         assert epochs(cluster) == [(1000, 0, 0), *[(1000, 1, sequence) for sequence in range(5)]]
 
 
-async def test_a_batch_that_expires_leaves_no_gap_that_stops_the_others() -> None:
+async def test_expired_batch_leaves_no_sequence_gap() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         tried = asyncio.Event()
@@ -147,7 +147,7 @@ async def test_a_batch_that_expires_leaves_no_gap_that_stops_the_others() -> Non
             lost = await producer.send("t", b"lost")
             await tried.wait()
             usual = sender_of(producer)._delivery_timeout_s
-            sender_of(producer)._delivery_timeout_s = 0.0  # now that it has its numbers: the next look finds it too old
+            sender_of(producer)._delivery_timeout_s = 0.0  # The batch has its sequence. The next check expires it.
             with pytest.raises(KafkaError) as caught:
                 await lost
             assert caught.value.code == ErrorCode.REQUEST_TIMED_OUT
@@ -157,7 +157,7 @@ async def test_a_batch_that_expires_leaves_no_gap_that_stops_the_others() -> Non
         assert epochs(cluster) == [(1000, 0, 0), (1000, 1, 0)]
 
 
-async def test_a_batch_in_parts_is_numbered_like_the_whole() -> None:
+async def test_split_batch_is_numbered_like_the_original() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         cluster.message_bytes_max = 300
@@ -168,7 +168,7 @@ async def test_a_batch_in_parts_is_numbered_like_the_whole() -> None:
         assert {(pid, epoch) for pid, epoch, _ in epochs(cluster)} == {(1000, 0)}
 
 
-async def test_after_the_last_epoch_comes_another_producer_id() -> None:
+async def test_last_epoch_is_followed_by_new_producer_id() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         async with Producer(cluster.bootstrap, **FAST) as producer:
@@ -191,7 +191,7 @@ async def test_records_wait_for_a_producer_id() -> None:
             assert (await (await producer.send("t", b"x"))).offset == 0
 
 
-async def test_what_expires_without_a_producer_id_says_so() -> None:
+async def test_expiry_without_producer_id_names_the_cause() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         cluster.inject("InitProducerId", ErrorCode.COORDINATOR_NOT_AVAILABLE, times=1 << 30)
@@ -202,7 +202,7 @@ async def test_what_expires_without_a_producer_id_says_so() -> None:
             assert caught.value.code == ErrorCode.REQUEST_TIMED_OUT
 
 
-async def test_a_broker_that_gives_no_ids_ends_the_producer_with_its_reason() -> None:
+async def test_refused_producer_id_fails_records_with_broker_error() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         cluster.inject("InitProducerId", ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
@@ -212,7 +212,7 @@ async def test_a_broker_that_gives_no_ids_ends_the_producer_with_its_reason() ->
             assert caught.value.code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 
-async def test_a_broker_without_the_call_is_named_and_works_without_idempotence(
+async def test_broker_without_init_producer_id_requires_disabled_idempotence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(FakeBroker, "init_producer_id", None)

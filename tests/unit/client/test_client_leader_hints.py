@@ -1,4 +1,4 @@
-"""A broker that does not lead says who does, and clients go there at once (KIP-951), before any metadata."""
+"""Leader hints (KIP-951): clients follow the leader of an error response without waiting for metadata."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from kipmesh.testing import until
 from kipmesh.testing.fake_broker import FakeCluster
 
 PATIENT = {"retry.backoff.ms": 200_000, "retry.backoff.max.ms": 200_000, "metadata.max.age.ms": 300_000}
-"""A client that waits for a backoff or for metadata does not come to the end of a test in time."""
+"""A client that waits for a backoff or for metadata exceeds the test timeout."""
 IN_TIME_S = 60.0
 
 
 @asynccontextmanager
 async def moving(brokers: int = 2) -> AsyncIterator[FakeCluster]:
-    """Metadata is never answered again once `t` was moved: only hints can help."""
+    """Start a cluster with topic `t`. After `move`, metadata requests hang, so only hints name the leader."""
     async with FakeCluster(brokers) as fake:
         fake.create_topic("t", 4, replicas=2)
         yield fake
@@ -41,7 +41,7 @@ def count(fake: FakeCluster, method: str) -> int:
     return sum(name == method for name, _, _ in fake.calls)
 
 
-async def test_a_producer_goes_to_the_leader_that_it_is_told() -> None:
+async def test_producer_follows_leader_hint() -> None:
     async with moving() as fake, Producer(fake.bootstrap, acks="all", **PATIENT) as producer:
         assert (await (await producer.send("t", b"1", partition=0))).offset == 0
         move(fake, 0, 2)
@@ -51,7 +51,7 @@ async def test_a_producer_goes_to_the_leader_that_it_is_told() -> None:
         assert [node for name, node, _ in fake.calls if name == "Produce"][-1] == 2
 
 
-async def test_a_producer_learns_of_a_broker_that_it_has_never_heard_of() -> None:
+async def test_producer_follows_leader_hint_to_unknown_broker() -> None:
     async with moving() as fake, Producer(fake.bootstrap, **PATIENT) as producer:
         await (await producer.send("t", b"1", partition=0))
         await fake.add_broker(7)
@@ -59,8 +59,8 @@ async def test_a_producer_learns_of_a_broker_that_it_has_never_heard_of() -> Non
         assert (await asyncio.wait_for(await producer.send("t", b"2", partition=0), IN_TIME_S)).offset == 1
 
 
-async def test_a_producer_waits_where_nobody_knows_better() -> None:
-    """One retry at once for each newer leader epoch: brokers that contradict each other are not asked in a loop."""
+async def test_producer_backs_off_without_leader_hint() -> None:
+    """Only a newer leader epoch causes an immediate retry: contradicting brokers cause no loop."""
     async with moving() as fake, Producer(fake.bootstrap, **{**PATIENT, "retry.backoff.ms": 300}) as producer:
         await (await producer.send("t", b"1", partition=0))
         fake.inject("Produce", ErrorCode.NOT_LEADER_OR_FOLLOWER, times=1)  # without a hint
@@ -70,16 +70,16 @@ async def test_a_producer_waits_where_nobody_knows_better() -> None:
         assert count(fake, "Produce") - before == 2
 
 
-async def test_news_of_another_leader_ends_the_wait_between_two_tries() -> None:
-    """A leader that died is asked in vain; who leads next comes with metadata, while the next try is not due yet."""
+async def test_leader_change_ends_retry_backoff() -> None:
+    """The leader failed. Metadata names the next leader before the retry is due."""
     async with moving() as fake, Producer(fake.bootstrap, **PATIENT) as producer:
         await (await producer.send("t", b"1", partition=0))
         fake.inject("Produce", ErrorCode.NOT_LEADER_OR_FOLLOWER, times=1)  # without a hint
         sent = await producer.send("t", b"2", partition=0)
         sender, metadata = producer._sender, producer._metadata
         assert sender is not None
-        await until(lambda: bool(sender._delayed), "it waits")
-        metadata._notify()  # nothing new
+        await until(lambda: bool(sender._delayed), "the batch waits")
+        metadata._notify()  # unchanged metadata
         await asyncio.sleep(0.05)
         assert sender._delayed
         assert not sent.done()
@@ -91,7 +91,7 @@ async def test_news_of_another_leader_ends_the_wait_between_two_tries() -> None:
         assert not sender._delayed
 
 
-async def test_each_newer_leader_is_asked_once_without_waiting() -> None:
+async def test_each_newer_leader_is_tried_once_without_backoff() -> None:
     async with moving(3) as fake, Producer(fake.bootstrap, **PATIENT) as producer:
         await (await producer.send("t", b"1", partition=0))
         move(fake, 0)
@@ -105,7 +105,7 @@ async def test_each_newer_leader_is_asked_once_without_waiting() -> None:
         assert (await asyncio.wait_for(await producer.send("t", b"2", partition=0), IN_TIME_S)).offset == 1
 
 
-async def test_hints_ask_for_metadata_too_but_nobody_waits_for_it() -> None:
+async def test_leader_hint_requests_metadata_without_waiting() -> None:
     async with moving() as fake, Producer(fake.bootstrap, **{**PATIENT, "retry.backoff.ms": 50}) as producer:
         await (await producer.send("t", b"1", partition=0))
         fake.move_leader("t", 0, 2)
@@ -114,8 +114,8 @@ async def test_hints_ask_for_metadata_too_but_nobody_waits_for_it() -> None:
         await until(lambda: count(fake, "Metadata") > before, "a metadata request")
 
 
-async def test_a_silent_leader_is_given_up_as_soon_as_a_hint_names_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not before it has been silent for a while, and not at the next look only."""
+async def test_leader_hint_ends_wait_for_silent_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait ends after a time of silence, without waiting for the next periodic check."""
     monkeypatch.setattr(leader_watch, "SILENCE_S", 0.2)
     monkeypatch.setattr(leader_watch, "REFRESH_INTERVAL_S", 10_000)
     async with moving() as fake, Producer(fake.bootstrap, **PATIENT) as producer:
@@ -126,20 +126,20 @@ async def test_a_silent_leader_is_given_up_as_soon_as_a_hint_names_another(monke
         async def wait(leader_id: int, epoch: int, *, is_late: bool) -> None:
             async with leader_watch.LeaderWatch(metadata, leader_id, [("t", 0)]):
                 if is_late:
-                    await until(lambda: len(metadata.listeners) > 1, "the silence is noticed")
+                    await until(lambda: len(metadata.listeners) > 1, "the silence is detected")
                 metadata.apply_leaders([("t", 0, LeaderIdAndEpoch(3 - leader_id, epoch))], [endpoint])
                 await asyncio.sleep(IN_TIME_S)
 
         for leader_id, epoch, is_late in ((1, 5, False), (2, 6, True)):
             with pytest.raises(TimeoutError):
                 await wait(leader_id, epoch, is_late=is_late)
-            assert len(metadata.listeners) == 1, "it listens no more"
+            assert len(metadata.listeners) == 1, "the watch has removed its listener"
 
 
 @pytest.mark.parametrize("is_follower_there", [True, False])
 @pytest.mark.parametrize("sessions", [True, False])
-async def test_a_consumer_goes_to_the_leader_that_it_is_told(*, is_follower_there: bool, sessions: bool) -> None:
-    """FENCED_LEADER_EPOCH of the old leader that follows now, NOT_LEADER_OR_FOLLOWER of one that has no replica."""
+async def test_consumer_follows_leader_hint(*, is_follower_there: bool, sessions: bool) -> None:
+    """FENCED_LEADER_EPOCH from the old leader that is now a follower, NOT_LEADER_OR_FOLLOWER without a replica."""
     config = {**PATIENT, "auto.offset.reset": "earliest", "enable.incremental.fetch": sessions}
     async with moving() as fake, Consumer(fake.bootstrap, **config) as consumer:
         log = fake.topics["t"].partitions[0]
@@ -153,7 +153,7 @@ async def test_a_consumer_goes_to_the_leader_that_it_is_told(*, is_follower_ther
         assert [each.value for each in await asyncio.wait_for(consumer.poll(600_000), IN_TIME_S)] == [b"2"]
 
 
-async def test_a_consumer_learns_of_a_broker_that_it_has_never_heard_of() -> None:
+async def test_consumer_follows_leader_hint_to_unknown_broker() -> None:
     config = {**PATIENT, "auto.offset.reset": "earliest"}
     async with moving() as fake, Consumer(fake.bootstrap, **config) as consumer:
         log = fake.topics["t"].partitions[0]

@@ -1,4 +1,4 @@
-"""Reading a record costs the same, however many partitions are assigned."""
+"""The cost of reading a record does not depend on the number of assigned partitions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,8 @@ from kipmesh.testing.fake_broker import FakeCluster
 CONFIG = {"auto.offset.reset": "earliest", "fetch.max.wait.ms": 20, "max.partition.fetch.bytes": 1000}
 
 
-async def calls_a_record(partitions: int) -> float:
-    """Calls of functions of the reading modules for each record that is taken, while no request is answered.
-
-    There is one record in each partition.
-    """
+async def calls_per_record(partitions: int) -> float:
+    """Count function calls of the consumer modules per record, with one buffered record in each partition."""
     calls = 0
     modules = ("fetcher.py", "broker_fetches.py", "consumer.py")
     hold = asyncio.Event()
@@ -51,12 +48,12 @@ async def calls_a_record(partitions: int) -> float:
     return calls / partitions
 
 
-async def test_cost_of_a_record_does_not_grow_with_the_partitions() -> None:
-    few, many = await calls_a_record(50), await calls_a_record(800)
+async def test_record_cost_is_independent_of_assigned_partitions() -> None:
+    few, many = await calls_per_record(50), await calls_per_record(800)
     assert many < 1.5 * few, (few, many)
 
 
-async def test_paused_partitions_wait_aside_and_come_back() -> None:
+async def test_paused_partitions_are_skipped_until_resumed() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t", 20)
         for partition in cluster.topics["t"].partitions:

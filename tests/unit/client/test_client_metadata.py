@@ -1,4 +1,4 @@
-"""The metadata cache and its policy."""
+"""The metadata cache of clients and its refresh policy."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ async def connected(fake: FakeCluster, **config: object) -> AsyncIterator[Cluste
         await cluster.close()
 
 
-def asked(fake: FakeCluster) -> list[list[str]]:
+def requested_topics(fake: FakeCluster) -> list[list[str]]:
     return [[topic.name for topic in request.topics] for method, _, request in fake.calls if method == "Metadata"]
 
 
-def test_policy_asks_for_what_is_due() -> None:
+def test_refresh_policy_chooses_due_topics() -> None:
     policy = RefreshDue(max_age_s=300, backoff_s=0.1)
     assert policy.choose(10, {}) == (None, None)
     fresh, old = TopicEntry("fresh"), TopicEntry("old")
@@ -62,19 +62,19 @@ async def test_metadata_is_refreshed_by_age() -> None:
         fake.create_topic("t")
         began = time.monotonic()
         await cluster.metadata.wait_for_topic("t", 60)
-        await until(lambda: len(asked(fake)) >= 8)
-        assert asked(fake)[1:] == [["t"]] * (len(asked(fake)) - 1)
-        assert time.monotonic() - began > 0.25  # the first answer and six more
+        await until(lambda: len(requested_topics(fake)) >= 8)
+        assert requested_topics(fake)[1:] == [["t"]] * (len(requested_topics(fake)) - 1)
+        assert time.monotonic() - began > 0.25  # the first response and six more
 
 
-async def test_one_request_at_a_time_and_topics_ride_together() -> None:
+async def test_metadata_requests_are_serialized_and_combine_topics() -> None:
     async with FakeCluster() as fake, connected(fake) as cluster:
-        running = most = 0
+        running = maximum = 0
 
         async def hook(method: str, _node: int, _request: object) -> None:
-            nonlocal running, most
+            nonlocal running, maximum
             running += 1
-            most = max(most, running)
+            maximum = max(maximum, running)
             await asyncio.sleep(0.02)
             running -= 1
 
@@ -82,23 +82,23 @@ async def test_one_request_at_a_time_and_topics_ride_together() -> None:
         for index in range(20):
             fake.create_topic(f"t{index}")
         await asyncio.gather(*[cluster.metadata.wait_for_topic(f"t{index}", 60) for index in range(20)])
-        assert most == 1
-        assert len(asked(fake)) <= 3
+        assert maximum == 1
+        assert len(requested_topics(fake)) <= 3
 
 
-async def test_a_topic_that_does_not_exist_is_not_asked_for_ever() -> None:
+async def test_unknown_topic_is_not_requested_forever() -> None:
     async with FakeCluster() as fake, connected(fake) as cluster:
         fake.create_topic("t")
         with pytest.raises(KafkaError) as caught:
             await cluster.metadata.wait_for_topic("nope", 60)
         assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        await cluster.metadata.wait_for_topic("t", 60)  # what was on its way has come: there is one request at a time
+        await cluster.metadata.wait_for_topic("t", 60)  # requests are serialized, so earlier ones are complete
         before = len(fake.calls)
         await asyncio.sleep(0.2)
         assert len(fake.calls) == before
 
 
-async def test_invalid_names_are_refused_at_once_and_asked_anew() -> None:
+async def test_invalid_topic_name_is_refused_and_requested_again() -> None:
     async with FakeCluster() as fake, connected(fake) as cluster:
         fake.inject("Metadata", ErrorCode.INVALID_TOPIC_EXCEPTION)
         with pytest.raises(KafkaError) as caught:
@@ -108,7 +108,7 @@ async def test_invalid_names_are_refused_at_once_and_asked_anew() -> None:
         assert (await cluster.metadata.wait_for_topic("a b", 60)).name == "a b"
 
 
-async def test_leader_epochs_never_go_back() -> None:
+async def test_leader_epoch_never_decreases() -> None:
     async with FakeCluster(2) as fake, connected(fake) as cluster:
         fake.create_topic("t")
         metadata = cluster.metadata
@@ -124,7 +124,7 @@ async def test_leader_epochs_never_go_back() -> None:
         assert (known.leader_id, known.leader_epoch) == (2, 5)
 
 
-async def test_a_broker_that_lags_does_not_bring_back_an_old_topic() -> None:
+async def test_stale_metadata_does_not_restore_deleted_topic() -> None:
     async with FakeCluster() as fake:
         fake.create_topic("t")
         config = {**FAST, "auto.offset.reset": "earliest", "fetch.max.wait.ms": 20}
@@ -132,8 +132,8 @@ async def test_a_broker_that_lags_does_not_bring_back_an_old_topic() -> None:
             consumer.subscribe(["t"])
             await until(consumer.assignment)
             await consumer.position(("t", 0))
-            asked = next(request for method, _, request in fake.calls if method == "Metadata" and request.topics)
-            old: MetadataResponse = await call(consumer._cluster.pool, fake.bootstrap, asked, 60)
+            request = next(request for method, _, request in fake.calls if method == "Metadata" and request.topics)
+            old: MetadataResponse = await call(consumer._cluster.pool, fake.bootstrap, request, 60)
             fake.create_topic("t").partitions[0].append(encode_batch([(None, b"1")] * 10, timestamp_ms=1))
             fake.appended.set()
             fake.appended = asyncio.Event()
@@ -143,12 +143,12 @@ async def test_a_broker_that_lags_does_not_bring_back_an_old_topic() -> None:
                     records += await consumer.poll(100)
             fake.inject("Metadata", malformed=old, times=3)
             consumer._metadata.request_refresh(["t"])
-            await until(lambda: not fake._faults["Metadata"], "the old answers")
+            await until(lambda: not fake._faults["Metadata"], "the stale responses")
             assert await consumer.poll(200) == []
             assert await consumer.position(("t", 0)) == 10
 
 
-async def test_answers_that_make_no_sense_are_survived() -> None:
+async def test_malformed_metadata_responses_are_retried() -> None:
     async with FakeCluster() as fake, connected(fake) as cluster:
         fake.create_topic("t")
         fake.inject("Metadata", malformed=MetadataResponse(), times=2)
@@ -156,7 +156,7 @@ async def test_answers_that_make_no_sense_are_survived() -> None:
         assert (await cluster.metadata.wait_for_topic("t", 60)).name == "t"
 
 
-async def test_hanging_bootstrap_addresses_are_given_up_for_the_next() -> None:
+async def test_hanging_bootstrap_addresses_are_skipped() -> None:
     with ExitStack() as stack:
         silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
         addresses = ",".join(f"127.0.0.1:{each.getsockname()[1]}" for each in silent)
@@ -166,8 +166,8 @@ async def test_hanging_bootstrap_addresses_are_given_up_for_the_next() -> None:
             assert (await (await producer.send("t", b"x"))).offset == 0
 
 
-async def test_a_silent_broker_is_not_waited_for() -> None:
-    """However long connecting may take: a stopped process accepts connections and says nothing."""
+async def test_silent_bootstrap_broker_does_not_delay_connection() -> None:
+    """A stopped process accepts connections but does not respond. Other brokers are tried before the timeout."""
     late = {"request.timeout.ms": 200_000, "max.block.ms": 200_000, "socket.connection.setup.timeout.ms": 200_000}
     with ExitStack() as stack:
         silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
@@ -178,7 +178,7 @@ async def test_a_silent_broker_is_not_waited_for() -> None:
                 assert (await (await producer.send("t", b"x"))).offset == 0
 
 
-async def test_a_loop_of_polls_without_waiting_gets_records() -> None:
+async def test_polls_with_zero_timeout_return_records() -> None:
     async with FakeCluster() as fake:
         fake.create_topic("t").partitions[0].append(encode_batch([(None, b"1")] * 10, timestamp_ms=1))
         async with Consumer(fake.bootstrap, **FAST, **{"auto.offset.reset": "earliest"}) as consumer:

@@ -11,7 +11,7 @@ from murmurhash2 import murmurhash2
 from kipmesh.client.producer.accumulator import StickyPartitioner, partition_of_key
 
 
-# The values of Apache Kafka's own test (UtilsTest.testMurmur2).
+# Values of Apache Kafka's UtilsTest.testMurmur2.
 @pytest.mark.parametrize(
     ("key", "expected"),
     [
@@ -23,13 +23,13 @@ from kipmesh.client.producer.accumulator import StickyPartitioner, partition_of_
         (b"abc", 479470107),
     ],
 )
-def test_murmur2_is_kafkas(key: bytes, expected: int) -> None:
+def test_murmur2_matches_kafka(key: bytes, expected: int) -> None:
     assert murmurhash2(key, 0x9747B28C) == expected & 0xFFFFFFFF
     for count in (1, 6, 7, 100):
         assert partition_of_key(key, count) == (expected & 0x7FFFFFFF) % count
 
 
-def test_sticky_keeps_a_partition_for_its_share() -> None:
+def test_sticky_partitioner_keeps_partition_for_batch_size() -> None:
     sticky = StickyPartitioner(1000, random.Random(1))
     first = sticky.next((0, 1, 2))
     sticky.batch_closed(first, 400)
@@ -40,7 +40,7 @@ def test_sticky_keeps_a_partition_for_its_share() -> None:
     assert sticky.next((0, 1, 2)) != first
 
 
-def test_sticky_spreads_evenly_and_avoids_what_is_away() -> None:
+def test_sticky_partitioner_spreads_evenly_over_available_partitions() -> None:
     sticky = StickyPartitioner(100, random.Random(1))
     seen: Counter[int] = Counter()
     for _ in range(3000):

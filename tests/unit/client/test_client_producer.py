@@ -1,4 +1,4 @@
-"""The producer against brokers in memory."""
+"""The producer against in-memory brokers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kipmesh.core.record_batch import parse_header
 from kipmesh.messages import ProduceResponse
 from kipmesh.testing import until
 from kipmesh.testing.fake_broker import FakeCluster
-from tests.unit.client.producer_clock import pass_by
+from tests.unit.client.producer_clock import advance_clock
 
 FAST = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 20, "linger.ms": 0}
 
@@ -41,7 +41,7 @@ async def test_delivery_returns_the_record_metadata() -> None:
         assert columns.headers == [[("h", b"v"), ("n", None)]]
 
 
-async def test_keys_decide_by_murmur2() -> None:
+async def test_key_selects_partition_by_murmur2() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t", 7)
         async with Producer(cluster.bootstrap, **FAST) as producer:
@@ -135,7 +135,7 @@ async def test_producer_waits_for_the_successor_of_a_dead_leader() -> None:
         None,
     ],
 )
-async def test_retriable_errors_keep_the_order(code: ErrorCode | None) -> None:
+async def test_retriable_errors_keep_record_order(code: ErrorCode | None) -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         async with Producer(cluster.bootstrap, **{**FAST, "batch.size": 0}) as producer:
@@ -176,7 +176,7 @@ async def test_delivery_timeout_ends_waiting_and_sent_batches() -> None:
             await (await producer.send("t", b"0"))
             cluster.inject("Produce", ErrorCode.NONE, hang=True)
             sent = [await producer.send("t", b"x") for _ in range(3)]
-            await until(lambda: sum(method == "Produce" for method, _, _ in cluster.calls) == 2, "the one that hangs")
+            await until(lambda: sum(method == "Produce" for method, _, _ in cluster.calls) == 2, "the hanging request")
             sender = producer._sender
             assert sender is not None
             usual, sender._delivery_timeout_s = sender._delivery_timeout_s, 0.15
@@ -215,7 +215,7 @@ async def test_record_above_max_request_size_is_refused() -> None:
             assert (await (await producer.send("t", b"x" * 100))).offset == 0
 
 
-async def test_what_is_not_bytes_is_refused_and_harms_nothing() -> None:
+async def test_non_bytes_record_is_refused_without_side_effects() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         async with Producer(cluster.bootstrap, **{**FAST, "linger.ms": 10}) as producer:
@@ -232,7 +232,7 @@ async def test_what_is_not_bytes_is_refused_and_harms_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "kind", "says"),
+    ("bad", "kind", "message"),
     [
         ({"value": "text"}, TypeError, "value must be bytes or None, got str; encode it first"),
         ({"key": 5}, TypeError, "key must be bytes or None, got int; encode it first"),
@@ -243,21 +243,23 @@ async def test_what_is_not_bytes_is_refused_and_harms_nothing() -> None:
         ({"topic": []}, TypeError, "topic must be str, got list"),
     ],
 )
-async def test_what_is_no_record_is_named(bad: dict[str, Any], kind: type[Exception], says: str) -> None:
+async def test_invalid_record_error_names_the_argument(
+    bad: dict[str, Any], kind: type[Exception], message: str
+) -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         async with Producer(cluster.bootstrap, **FAST) as producer:
             arguments = {"topic": "t", "value": b"v", **bad}
-            for _ in range(2):  # without metadata, and with it
-                with pytest.raises(kind, match=f"^{re.escape(says)}$"):
+            for _ in range(2):  # without and with metadata
+                with pytest.raises(kind, match=f"^{re.escape(message)}$"):
                     await producer.send(**arguments)
                 await producer.partitions_for("t")
-            with pytest.raises(kind, match=f"^{re.escape(says)}$"):
+            with pytest.raises(kind, match=f"^{re.escape(message)}$"):
                 producer.send_nowait(**arguments)
             assert (await (await producer.send("t", b"v"))).offset == 0
 
 
-async def test_what_partitions_for_has_asked_for_can_be_sent_without_waiting() -> None:
+async def test_send_nowait_succeeds_after_partitions_for() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t", 3)
         async with Producer(cluster.bootstrap, **FAST) as producer:
@@ -298,7 +300,7 @@ async def test_full_buffer_blocks_send_until_max_block_ms() -> None:
             assert (await (await blocked)).offset == 3
 
 
-async def test_unfinished_batches_go_when_somebody_waits_for_room() -> None:
+async def test_buffer_waiter_sends_incomplete_batches() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t", 3)
         late = {"linger.ms": 600_000, "max.block.ms": 600_000}
@@ -308,7 +310,7 @@ async def test_unfinished_batches_go_when_somebody_waits_for_room() -> None:
                 await producer.send("t", b"x", partition=partition)
 
 
-async def test_flush_sends_at_once_and_close_loses_nothing() -> None:
+async def test_flush_sends_immediately_and_close_loses_no_records() -> None:
     async with FakeCluster(2) as cluster:
         cluster.create_topic("t", 4)
         producer = Producer(cluster.bootstrap, **{**FAST, "linger.ms": 60_000})
@@ -326,7 +328,7 @@ async def test_flush_sends_at_once_and_close_loses_nothing() -> None:
             await producer.send("t", b"x")
 
 
-async def test_cancelled_close_ends_everything() -> None:
+async def test_cancelled_close_fails_pending_records() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         producer = Producer(cluster.bootstrap, **FAST)
@@ -340,7 +342,7 @@ async def test_cancelled_close_ends_everything() -> None:
         assert isinstance(stuck.exception(), KafkaError)
 
 
-async def test_a_cancelled_waiter_harms_nobody() -> None:
+async def test_cancelled_delivery_waiter_affects_no_other_record() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         async with Producer(cluster.bootstrap, **{**FAST, "linger.ms": 600_000}) as producer:
@@ -384,9 +386,9 @@ async def test_unknown_topics_and_partitions_raise_errors(monkeypatch: pytest.Mo
                 with pytest.raises(KafkaError, match="'t'") as caught:
                     await producer.send("t", b"x", partition=partition)
                 assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            await until(lambda: producer._metadata._entries["nope"].error, "an answer that does not know it")
+            await until(lambda: producer._metadata._entries["nope"].error, "a response without the topic")
             assert not missing.done()
-            pass_by(monkeypatch, 100)
+            advance_clock(monkeypatch, 100)
             with pytest.raises(KafkaError, match="'nope'") as caught:
                 await missing
             assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -396,7 +398,7 @@ async def test_unknown_topics_and_partitions_raise_errors(monkeypatch: pytest.Mo
             assert (await (await waiting)).offset == 0
 
 
-async def test_partitions_that_are_added_are_found() -> None:
+async def test_producer_finds_added_partitions() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         async with Producer(cluster.bootstrap, **FAST) as producer:
@@ -447,7 +449,7 @@ async def test_send_before_start_is_refused() -> None:
     await producer.close()
 
 
-async def test_what_can_never_be_sent_is_refused_at_once() -> None:
+async def test_invalid_topic_and_timestamp_are_refused_immediately() -> None:
     async with FakeCluster() as fake, Producer(fake.bootstrap) as producer:
         fake.create_topic("t")
         for name in ("", "a b", "..", "x" * 300):
@@ -458,7 +460,7 @@ async def test_what_can_never_be_sent_is_refused_at_once() -> None:
                 await producer.send("t", b"v", timestamp_ms=timestamp_ms)  # type: ignore[arg-type]
 
 
-async def test_a_timeout_says_what_kept_failing() -> None:
+async def test_delivery_timeout_error_names_last_failure() -> None:
     async with FakeCluster() as fake:
         fake.create_topic("t")
         fake.inject("Produce", ErrorCode.NOT_ENOUGH_REPLICAS, times=1000)
@@ -471,17 +473,17 @@ async def test_a_timeout_says_what_kept_failing() -> None:
                 await delivery
 
 
-async def test_a_thousand_topics_ask_once_each() -> None:
+async def test_each_topic_is_requested_once() -> None:
     async with FakeCluster() as fake, Producer(fake.bootstrap) as producer:
         for number in range(100):
             fake.create_topic(f"t{number}")
         for number in range(100):
             await (await producer.send(f"t{number}", b"v"))
-        asked = [len(request.topics) for method, _, request in fake.calls if method == "Metadata"]
-        assert sum(asked) <= 110
+        counts = [len(request.topics) for method, _, request in fake.calls if method == "Metadata"]
+        assert sum(counts) <= 110
 
 
-async def test_a_record_larger_than_a_request_is_refused_wherever_it_comes() -> None:
+async def test_oversized_record_is_refused_after_smaller_record() -> None:
     async with FakeCluster() as fake, Producer(fake.bootstrap, max_request_size=4000, linger_ms=50) as producer:
         fake.create_topic("t")
         first = await producer.send("t", b"small", partition=0)

@@ -1,4 +1,4 @@
-"""What a producer asks for: KIP-526's rules in the client, against brokers in memory."""
+"""Metadata requests of producers (KIP-526), against in-memory brokers."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
 from kipmesh.core.producer import TopicTracker, TrackerConfig
 from kipmesh.testing import until
 from kipmesh.testing.fake_broker import FakeCluster
-from tests.unit.client.producer_clock import pass_by
+from tests.unit.client.producer_clock import advance_clock
 
 FAST = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 20, "linger.ms": 0}
 
 
-def asked(fake: FakeCluster) -> list[list[str]]:
-    """The topics of each metadata request after the one that connects."""
+def requested_topics(fake: FakeCluster) -> list[list[str]]:
+    """Return the topics of each metadata request after the initial one."""
     requests = [request for method, _, request in fake.calls if method == "Metadata"]
     assert not any(request.topics is None for request in requests)
     assert not requests[0].topics
     return [[topic.name or "" for topic in request.topics] for request in requests[1:]]
 
 
-async def test_each_topic_is_asked_for_when_it_is_needed_and_no_other() -> None:
+async def test_topic_metadata_is_requested_on_first_use() -> None:
     async with FakeCluster() as fake, Producer(fake.bootstrap, **FAST) as producer:
         for number in range(50):
             fake.create_topic(f"t{number}")
         for number in range(50):
             await (await producer.send(f"t{number}", b"v"))
-        assert asked(fake) == [[f"t{number}"] for number in range(50)]
+        assert requested_topics(fake) == [[f"t{number}"] for number in range(50)]
         metrics = producer.metrics()
         assert metrics["metadata_urgent_requests"] == metrics["metadata_urgent_topics"] == 50
         assert metrics["metadata_cached_topics"] == 50
@@ -41,65 +41,67 @@ async def test_each_topic_is_asked_for_when_it_is_needed_and_no_other() -> None:
         assert metrics["metadata_blocked_s"] > 0
 
 
-async def test_all_asks_for_all_known_topics() -> None:
+async def test_all_mode_requests_all_known_topics() -> None:
     async with FakeCluster() as fake, Producer(fake.bootstrap, **FAST, **{"metadata.refresh": "all"}) as producer:
         for number in range(10):
             fake.create_topic(f"t{number}")
             await (await producer.send(f"t{number}", b"v"))
-        assert [len(topics) for topics in asked(fake)] == list(range(1, 11))
+        assert [len(topics) for topics in requested_topics(fake)] == list(range(1, 11))
 
 
-async def test_topics_that_come_together_ride_together() -> None:
+async def test_concurrent_topics_share_metadata_requests() -> None:
     async with FakeCluster() as fake, Producer(fake.bootstrap, **FAST) as producer:
         names = [f"t{number}" for number in range(300)]
         for name in names:
             fake.create_topic(name)
         sent = await asyncio.gather(*[producer.send(name, b"v") for name in names])
         await asyncio.gather(*sent)
-        requests = asked(fake)
+        requests = requested_topics(fake)
         assert len(requests) <= 2
         assert sorted(name for topics in requests for name in topics) == sorted(names)
 
 
-async def test_topics_that_are_missing_back_off_alone_and_block_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_topics_back_off_without_blocking_others(monkeypatch: pytest.MonkeyPatch) -> None:
     config = {**FAST, "retry.backoff.ms": 50, "retry.backoff.max.ms": 50, "max.block.ms": 100_000}
     async with FakeCluster() as fake, Producer(fake.bootstrap, **config) as producer:
         for number in range(40):
             fake.create_topic(f"t{number}")
         began = time.monotonic()
         missing = [asyncio.create_task(producer.send(f"missing{number}", b"v")) for number in range(5)]
-        await until(lambda: sum("missing0" in topics for topics in asked(fake)) >= 2)
+        await until(lambda: sum("missing0" in topics for topics in requested_topics(fake)) >= 2)
         for number in range(40):
             await (await producer.send(f"t{number}", b"v"))
         assert not any(each.done() for each in missing)
-        await until(lambda: sum("missing0" in topics for topics in asked(fake)) >= 6)
-        assert time.monotonic() - began > 4 * 0.04  # five backoffs, each a fifth shorter at most
-        pass_by(monkeypatch, 100)
+        await until(lambda: sum("missing0" in topics for topics in requested_topics(fake)) >= 6)
+        assert time.monotonic() - began > 4 * 0.04  # five backoffs, each with 20 % jitter
+        advance_clock(monkeypatch, 100)
         for outcome in await asyncio.gather(*missing, return_exceptions=True):
             assert isinstance(outcome, KafkaError)
             assert outcome.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         fake.create_topic("t40")
-        await producer.send("t40", b"v")  # one may have been on its way, and there is one at a time
-        requests = len(asked(fake))
+        await producer.send("t40", b"v")  # requests are serialized, so earlier ones are complete
+        requests = len(requested_topics(fake))
         await asyncio.sleep(0.15)
-        assert len(asked(fake)) == requests  # nobody waits for them any more
+        assert len(requested_topics(fake)) == requests  # no send waits for the missing topics
         assert producer.metrics()["metadata_cached_topics"] == 41
         assert set(producer._metadata._entries) == {f"t{number}" for number in range(41)}
 
 
-async def test_a_topic_whose_leader_moved_is_urgent() -> None:
+async def test_moved_leader_makes_topic_urgent() -> None:
     async with FakeCluster(2) as fake, Producer(fake.bootstrap, **FAST) as producer:
         for name in ("a", "b", "c"):
             fake.create_topic(name)
             await (await producer.send(name, b"1"))
-        before = len(asked(fake))
+        before = len(requested_topics(fake))
         fake.move_leader("b", 0, 2)
         await (await producer.send("b", b"2"))
-        await until(lambda: asked(fake)[before:])
-        assert set(map(tuple, asked(fake)[before:])) == {("b",)}  # two, where the first broker is slow to answer
+        await until(lambda: requested_topics(fake)[before:])
+        assert set(map(tuple, requested_topics(fake)[before:])) == {
+            ("b",)
+        }  # two requests if the first broker responds slowly
 
 
-async def test_idle_topics_are_forgotten_and_busy_ones_are_not() -> None:
+async def test_idle_topics_are_evicted_and_busy_topics_kept() -> None:
     async with FakeCluster() as fake:
         producer = Producer(fake.bootstrap, **FAST)
         config = TrackerConfig(300_000, 150, 5, lambda _: 5.0)
@@ -120,12 +122,12 @@ async def test_idle_topics_are_forgotten_and_busy_ones_are_not() -> None:
             assert producer.metrics()["metadata_evictions"] >= 1
             fake._faults.clear()
             assert (await busy).offset == 1
-            before = len(asked(fake))
+            before = len(requested_topics(fake))
             assert (await (await producer.send("idle", b"2"))).offset == 1
-            assert ["idle"] in asked(fake)[before:]
+            assert ["idle"] in requested_topics(fake)[before:]
 
 
-async def test_batches_that_were_split_are_let_go() -> None:
+async def test_split_batches_release_their_topic() -> None:
     async with FakeCluster() as fake:
         fake.create_topic("t")
         fake.message_bytes_max = 1000
@@ -135,15 +137,15 @@ async def test_batches_that_were_split_are_let_go() -> None:
             assert list(producer._metadata._tracker._idle) == ["t"]
 
 
-async def test_metadata_is_fresh_before_it_is_too_old() -> None:
+async def test_metadata_is_refreshed_before_maximum_age() -> None:
     async with FakeCluster() as fake, Producer(fake.bootstrap, **FAST, **{"metadata.max.age.ms": 400}) as producer:
         fake.create_topic("t")
         await (await producer.send("t", b"1"))
-        await until(lambda: len(asked(fake)) >= 4)
-        assert set(map(tuple, asked(fake))) == {("t",)}
+        await until(lambda: len(requested_topics(fake)) >= 4)
+        assert set(map(tuple, requested_topics(fake))) == {("t",)}
 
 
-async def test_who_waits_for_a_topic_is_told_when_the_producer_closes() -> None:
+async def test_close_fails_sends_that_wait_for_metadata() -> None:
     async with FakeCluster() as fake:
         producer = Producer(fake.bootstrap, **FAST)
         await producer.start()

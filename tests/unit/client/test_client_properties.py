@@ -1,4 +1,4 @@
-"""Random faults: what was acknowledged is in the log, in order, and readers see each record once."""
+"""Random faults: acknowledged records are in the log in order, and consumers read each record once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RETRIABLE = (
     ErrorCode.NOT_ENOUGH_REPLICAS,
     ErrorCode.KAFKA_STORAGE_ERROR,
     ErrorCode.UNKNOWN_TOPIC_ID,
-    None,  # the call breaks
+    None,  # connection error
 )
 FATAL = (ErrorCode.INVALID_RECORD, ErrorCode.UNKNOWN_SERVER_ERROR)
 
@@ -36,10 +36,10 @@ class Fault(NamedTuple):
 
 def faults(*methods: str, fatal: bool = False, after: bool = False) -> st.SearchStrategy[list[Fault]]:
     times, done = st.integers(1, 3), st.booleans() if after else st.just(False)
-    one = st.builds(Fault, st.sampled_from(methods), st.sampled_from(RETRIABLE), times, done)
+    fault = st.builds(Fault, st.sampled_from(methods), st.sampled_from(RETRIABLE), times, done)
     if fatal:
-        one |= st.builds(Fault, st.just("Produce"), st.sampled_from(FATAL), times, done)
-    return st.lists(one, max_size=6)
+        fault |= st.builds(Fault, st.just("Produce"), st.sampled_from(FATAL), times, done)
+    return st.lists(fault, max_size=6)
 
 
 class Sent(NamedTuple):
@@ -50,8 +50,8 @@ class Sent(NamedTuple):
 
 class Plan(NamedTuple):
     sends: list[tuple[int, int]]  # partition, bytes
-    pauses: set[int]  # indexes after which the sender rests
-    moves: dict[int, int]  # index -> the partition whose leader moves
+    pauses: set[int]  # indexes after which the producer pauses
+    moves: dict[int, int]  # index -> partition whose leader moves
     config: dict[str, object]
 
 
@@ -105,8 +105,8 @@ async def check_producer(plan: Plan, injected: list[Fault]) -> None:
         ambiguous = any(fault.after or (fault.code is None and fault.method == "Produce") for fault in injected)
         for partition in range(PARTITIONS):
             log = log_of(cluster, partition)
-            mine = [each for each in sent if each.partition == partition]
-            acknowledged = [each for each in mine if each.delivery.exception() is None]
+            of_partition = [each for each in sent if each.partition == partition]
+            acknowledged = [each for each in of_partition if each.delivery.exception() is None]
             for each in acknowledged:
                 assert log[each.delivery.result().offset] == each.value
             offsets = [each.delivery.result().offset for each in acknowledged]
@@ -119,13 +119,13 @@ async def check_producer(plan: Plan, injected: list[Fault]) -> None:
 
 @given(plans, faults("Produce", "Metadata", fatal=True))
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_acknowledged_records_are_there_once_and_in_order(plan: Plan, injected: list[Fault]) -> None:
+def test_acknowledged_records_are_stored_once_and_in_order(plan: Plan, injected: list[Fault]) -> None:
     asyncio.run(check_producer(plan, injected))
 
 
 @given(plans, faults("Produce", after=True))
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_lost_answers_may_repeat_batches_but_lose_and_reorder_nothing(plan: Plan, injected: list[Fault]) -> None:
+def test_lost_responses_may_duplicate_but_never_lose_or_reorder_records(plan: Plan, injected: list[Fault]) -> None:
     asyncio.run(check_producer(plan, injected))
 
 
@@ -152,7 +152,7 @@ async def check_consumer(
                         read[record.partition].append(record.offset)
             async with asyncio.timeout(60):
                 while any(len(read[partition]) < logs[partition].end_offset for partition in read):
-                    # A topic that brokers do not know several times in a row is reported; the next poll goes on.
+                    # A topic that several responses do not contain raises an error. The next poll continues.
                     with contextlib.suppress(KafkaError):
                         for record in await consumer.poll(500):
                             read[record.partition].append(record.offset)
@@ -175,7 +175,7 @@ async def check_consumer(
     faults("Fetch", "ListOffsets", "OffsetsForLeaderEpoch", "Metadata"),
 )
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_readers_see_each_record_once(
+def test_consumers_read_each_record_once(
     sizes: list[tuple[int, int]], moves: set[int], config: dict[str, object], injected: list[Fault]
 ) -> None:
     asyncio.run(check_consumer(sizes, moves, config, injected))

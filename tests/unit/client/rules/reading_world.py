@@ -1,7 +1,7 @@
-"""One partition on three brokers, as dumb as can be, and a consumer that reads it through `PartitionReader`.
+"""A simulated partition on three brokers, and a consumer that reads it through `PartitionReader`.
 
-Logs are lists of (epoch, value); the answers are those of `kipmesh.core.replica.serving` and `selection`. Nothing is
-fetched in the background: each rule of a test moves one thing. `Reading.check` is the oracle.
+Logs are lists of (epoch, value). Responses come from `kipmesh.core.replica.serving` and `selection`. There is no
+background work: each rule of a test makes one change. `Reading.check` is the oracle.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kipmesh.core.replica.selection_views import ReplicaProgress, preferred_read
 from kipmesh.messages import EpochEndOffset, NodeEndpoint, PartitionData
 from kipmesh.storage.log.epochs import LeaderEpochs
 
-WHERE = TopicPartition("t", 0)
+PARTITION = TopicPartition("t", 0)
 RACKS = {1: "a", 2: "b", 3: "b"}
 RECORDS_MAX = 3
 MAX_AGE_MS = 60_000
@@ -29,7 +29,7 @@ MAX_AGE_MS = 60_000
 
 @dataclass
 class Broker:
-    """A replica: the log from `start` on, its two high watermarks, and whether it runs."""
+    """A replica: log from `start` on, own and leader high watermark, and whether it runs."""
 
     broker_id: int
     start: int = 0
@@ -37,11 +37,11 @@ class Broker:
     marks: FollowerWatermarks = field(default_factory=lambda: FollowerWatermarks.start(-1, 0))
     epoch: int = -1
     verified: bool = False
-    """Whether it has compared its log with the leader's in this epoch."""
+    """Whether the replica has compared its log with the leader's in this epoch."""
     is_up: bool = True
     epochs: LeaderEpochs = field(default_factory=LeaderEpochs)
     known_start: int = 0
-    """As the leader knows it."""
+    """Log start as known by the leader."""
     known_end: int = 0
 
     @property
@@ -59,14 +59,14 @@ class Broker:
             self.epochs.assign(epoch, self.end)
             self.log.append((epoch, value))
 
-    def cut(self, offset: int) -> None:
+    def truncate(self, offset: int) -> None:
         del self.log[max(offset - self.start, 0) :]
         self.epochs.truncate_from_end(self.end)
         self.marks = self.marks.truncated(self.end)
 
 
 class World:
-    """The partition. Elections may be clean or not; an unclean one may lose committed records."""
+    """The partition. Unclean elections may lose committed records."""
 
     def __init__(self, *, names_rack: bool = True) -> None:
         self.brokers = {broker_id: Broker(broker_id) for broker_id in RACKS}
@@ -95,7 +95,7 @@ class World:
     def online(self) -> set[int]:
         return set(RACKS) - self.fenced
 
-    def news(self, preferred: int = -1) -> c.PartitionView:
+    def view(self, preferred: int = -1) -> c.PartitionView:
         return c.PartitionView(
             self.leader_id, self.epoch, tuple(RACKS), tuple(sorted(self.isr)), tuple(sorted(self.fenced)), preferred
         )
@@ -123,42 +123,42 @@ class World:
         self.advance()
 
     def advance(self) -> None:
-        ends = [self.leader.end if each == self.leader_id else self.brokers[each].known_end for each in self.isr]
+        ends = [self.leader.end if member == self.leader_id else self.brokers[member].known_end for member in self.isr]
         own = max(self.high_watermark, min(ends))
         self.leader.marks = FollowerWatermarks(self.epoch, own, own)
 
     def replicate(self, broker_id: int, limit: int = 1) -> None:
-        """One fetch of a follower; its position counts, then its answer is applied."""
-        leader, it = self.leader, self.brokers[broker_id]
-        if it is leader or broker_id in self.fenced or not it.is_up:
+        """Make one fetch of a follower: the leader counts its position, and the follower applies the response."""
+        leader, broker = self.leader, self.brokers[broker_id]
+        if broker is leader or broker_id in self.fenced or not broker.is_up:
             return
-        last = it.epoch_at(it.end - 1) if it.log else -1
+        last = broker.epoch_at(broker.end - 1) if broker.log else -1
         if last >= 0:
             at_leader = leader.end_of(last)
-            if at_leader.end_offset < 0 or has_diverged(it.end, last, at_leader):
-                it.cut(truncation_offset(at_leader, it.end_of(at_leader.epoch), it.end))
+            if at_leader.end_offset < 0 or has_diverged(broker.end, last, at_leader):
+                broker.truncate(truncation_offset(at_leader, broker.end_of(at_leader.epoch), broker.end))
                 return
-        if not leader.start <= it.end <= leader.end:
-            it.log, it.epochs, it.start = [], LeaderEpochs(), leader.start
-            it.marks = it.marks.restarted(leader.start)
+        if not leader.start <= broker.end <= leader.end:
+            broker.log, broker.epochs, broker.start = [], LeaderEpochs(), leader.start
+            broker.marks = broker.marks.restarted(leader.start)
             return
-        it.verified = True
-        it.known_end, it.known_start = it.end, it.start
-        if it.end >= max(self.high_watermark, self.epoch_start):
+        broker.verified = True
+        broker.known_end, broker.known_start = broker.end, broker.start
+        if broker.end >= max(self.high_watermark, self.epoch_start):
             self.isr.add(broker_id)
         self.advance()
-        first = it.end - leader.start
-        it.append(leader.log[first : first + limit])
-        before = it.marks
-        it.marks = it.marks.observe_leader(self.high_watermark, it.end)
-        assert it.marks.own == follower_high_watermark(it.marks.leader, it.end, before.own)
+        first = broker.end - leader.start
+        broker.append(leader.log[first : first + limit])
+        before = broker.marks
+        broker.marks = broker.marks.observe_leader(self.high_watermark, broker.end)
+        assert broker.marks.own == follower_high_watermark(broker.marks.leader, broker.end, before.own)
 
     def retain(self, broker_id: int, records: int) -> None:
-        it = self.brokers[broker_id]
-        gone = min(records, max(it.marks.own - it.start, 0))
-        del it.log[:gone]
-        it.start += gone
-        it.epochs.truncate_from_start(it.start)
+        broker = self.brokers[broker_id]
+        gone = min(records, max(broker.marks.own - broker.start, 0))
+        del broker.log[:gone]
+        broker.start += gone
+        broker.epochs.truncate_from_start(broker.start)
 
     def fence(self, broker_id: int) -> None:
         if broker_id != self.leader_id:
@@ -166,80 +166,85 @@ class World:
             self.isr.discard(broker_id)
             self.advance()
 
-    # --- answers
+    # --- responses
 
-    def fetch(self, ask: c.FetchFrom, client_rack: str) -> PartitionData:
-        it = self.brokers[ask.node_id]
-        if not it.is_up:
+    def fetch(self, request: c.FetchFrom, client_rack: str) -> PartitionData:
+        broker = self.brokers[request.node_id]
+        if not broker.is_up:
             return PartitionData(error_code=ErrorCode.NETWORK_EXCEPTION)
-        is_leader = ask.node_id == self.leader_id
-        told = PartitionData(0, 0, it.marks.leader, it.marks.leader, it.start)
-        if ask.current_leader_epoch != it.epoch:
-            older = ask.current_leader_epoch < it.epoch
-            return told._replace(error_code=ErrorCode.FENCED_LEADER_EPOCH if older else ErrorCode.UNKNOWN_LEADER_EPOCH)
-        refused = serving.check_fetch(is_leader=is_leader, replica_id=ask.replica_id, names_rack=self.names_rack)
+        is_leader = request.node_id == self.leader_id
+        data = PartitionData(0, 0, broker.marks.leader, broker.marks.leader, broker.start)
+        if request.current_leader_epoch != broker.epoch:
+            older = request.current_leader_epoch < broker.epoch
+            return data._replace(error_code=ErrorCode.FENCED_LEADER_EPOCH if older else ErrorCode.UNKNOWN_LEADER_EPOCH)
+        refused = serving.check_fetch(is_leader=is_leader, replica_id=request.replica_id, names_rack=self.names_rack)
         if refused:
-            return told._replace(error_code=refused)
-        offset, last = ask.fetch_offset, ask.last_fetched_epoch
-        if serving.compares_epochs(offset, last, is_leader=is_leader, log_start_offset=it.start, log_end_offset=it.end):
-            found = it.end_of(last)
+            return data._replace(error_code=refused)
+        offset, last = request.fetch_offset, request.last_fetched_epoch
+        if serving.compares_epochs(
+            offset, last, is_leader=is_leader, log_start_offset=broker.start, log_end_offset=broker.end
+        ):
+            found = broker.end_of(last)
             if found.end_offset < 0:
-                return told._replace(error_code=ErrorCode.OFFSET_OUT_OF_RANGE)
+                return data._replace(error_code=ErrorCode.OFFSET_OUT_OF_RANGE)
             if has_diverged(offset, last, found):
-                return told._replace(diverging_epoch=found)
-        may_choose = self.names_rack and client_rack and ask.offers_rack and ask.replica_id == serving.CONSUMER_ID
+                return data._replace(diverging_epoch=found)
+        may_choose = (
+            self.names_rack and client_rack and request.offers_rack and request.replica_id == serving.CONSUMER_ID
+        )
         if is_leader and may_choose:
             chosen = self.select(client_rack, offset)
             if chosen >= 0:
-                return told._replace(preferred_read_replica=chosen)
+                return data._replace(preferred_read_replica=chosen)
         case = serving.offset_case(
             offset,
-            log_start_offset=it.start,
-            log_end_offset=it.end,
-            high_watermark=it.marks.own,
-            leader_high_watermark=it.marks.leader,
+            log_start_offset=broker.start,
+            log_end_offset=broker.end,
+            high_watermark=broker.marks.own,
+            leader_high_watermark=broker.marks.leader,
         )
         if case is not serving.OffsetCase.READABLE:
-            return told._replace(error_code=case.error_code)
-        end = min(offset + RECORDS_MAX, it.marks.own)
-        records = [(at, *it.log[at - it.start]) for at in range(offset, end)]
-        return told._replace(records=repr(records).encode())
+            return data._replace(error_code=case.error_code)
+        end = min(offset + RECORDS_MAX, broker.marks.own)
+        records = [(at, *broker.log[at - broker.start]) for at in range(offset, end)]
+        return data._replace(records=repr(records).encode())
 
     def select(self, client_rack: str, fetch_offset: int | None) -> int:
-        """What the leader's selector says; without an offset, what anybody's does who has metadata only."""
+        """Return the leader selector's replica, or without an offset the replica chosen from metadata alone."""
         progress = {}
         if fetch_offset is not None:
             progress = {
-                each.broker_id: ReplicaProgress(each.known_start, each.known_end) for each in self.brokers.values()
+                broker.broker_id: ReplicaProgress(broker.known_start, broker.known_end)
+                for broker in self.brokers.values()
             }
             progress[self.leader_id] = ReplicaProgress(self.leader.start, self.leader.end, 0)
         view = view_of(
             leader_id=self.leader_id,
             replicas=list(RACKS),
             isr=self.isr,
-            endpoints={each: NodeEndpoint(each, "h", 1, RACKS[each]) for each in self.online()},
+            endpoints={node: NodeEndpoint(node, "h", 1, RACKS[node]) for node in self.online()},
             progress=progress,
             fetch_offset=fetch_offset,
         )
-        return preferred_read_replica(self.selector, WHERE, ClientMetadata(client_rack, "me"), view)
+        return preferred_read_replica(self.selector, PARTITION, ClientMetadata(client_rack, "client"), view)
 
-    def list_offsets(self, ask: c.ListOffsetsAtLeader) -> int | ErrorCode:
-        code = self._lookup_error(ask.node_id, ask.current_leader_epoch)
+    def list_offsets(self, request: c.ListOffsetsAtLeader) -> int | ErrorCode:
+        code = self._lookup_error(request.node_id, request.current_leader_epoch)
         if code:
             return code
-        if ask.timestamp == -2:
+        if request.timestamp == -2:
             return self.leader.start
         return self.high_watermark if self.high_watermark_is_known else ErrorCode.OFFSET_NOT_AVAILABLE
 
-    def end_of_epoch(self, ask: c.EndOfEpochAtLeader) -> EpochEndOffset | ErrorCode:
-        code = self._lookup_error(ask.node_id, ask.current_leader_epoch)
+    def end_of_epoch(self, request: c.EndOfEpochAtLeader) -> EpochEndOffset | ErrorCode:
+        code = self._lookup_error(request.node_id, request.current_leader_epoch)
         if code:
             return code
         try:
             return serving.epoch_end_for(
                 -1,
-                ask.epoch,
-                self.leader.end_of(ask.epoch),
+                request.epoch,
+                self.leader.end_of(request.epoch),
                 leader_epoch=self.epoch,
                 high_watermark=self.high_watermark,
                 high_watermark_is_known=self.high_watermark_is_known,
@@ -260,7 +265,7 @@ Read = tuple[int, int, int]
 
 
 class Reading:
-    """The driver of one `PartitionReader`, and what its user has seen."""
+    """Drives one `PartitionReader` and keeps the records that its application has received."""
 
     def __init__(self, world: World, rack: str = "b", policy: int | None = -2, **config: Any) -> None:
         self.world = world
@@ -275,7 +280,7 @@ class Reading:
         self.now_ms = 1000
         self.buffer: list[Read] = []
         self.seen: list[Read] = []
-        """Since the last reset, less what was reported as gone."""
+        """Records since the last reset, without those reported as truncated."""
         self.sent: tuple[int, c.Action] | None = None
         self.wants_metadata = True
         self.reports: list[c.TruncationFound] = []
@@ -290,10 +295,10 @@ class Reading:
         preferred = -1
         if self.config.mode is not c.SelectionMode.FETCH:
             preferred = self.world.select(self.rack, None)
-        self.do(self.reader.metadata(self.world.news(preferred), self.now_ms))
+        self.do(self.reader.metadata(self.world.view(preferred), self.now_ms))
 
-    def ask(self) -> c.Action:
-        """Let the partition ask for what it wants; the answer waits for `answer`."""
+    def send(self) -> c.Action:
+        """Send the reader's next request. `respond` delivers the response."""
         wanted = self.reader.next(self.now_ms)
         if isinstance(wanted, c.FetchFrom | c.ListOffsetsAtLeader | c.EndOfEpochAtLeader):
             node_before = self.reader.node_id
@@ -303,41 +308,41 @@ class Reading:
             self.wants_metadata = True
         return wanted
 
-    def answer(self) -> None:
-        """The brokers answer what was asked."""
+    def respond(self) -> None:
+        """Deliver the response to the request in flight."""
         if self.sent is None:
             return
-        (number, ask), self.sent = self.sent, None
+        (number, request), self.sent = self.sent, None
         reader, world = self.reader, self.world
         offset, drained, resets = reader.fetch_offset or 0, reader.state is State.DRAINING, len(self.resets)
-        self.answer_to(number, ask)
+        self.respond_to(number, request)
         if len(self.resets) > resets or (reader.state is State.DRAINING and not drained):
-            known = not isinstance(ask, c.FetchFrom) or ask.node_id == world.leader_id
-            assert known, "a reset without the leader's word"
+            confirmed = not isinstance(request, c.FetchFrom) or request.node_id == world.leader_id
+            assert confirmed, "a reset without confirmation of the leader"
             assert offset < world.leader.start or offset > world.high_watermark
 
-    def answer_to(self, number: int, ask: c.Action) -> None:
+    def respond_to(self, number: int, request: c.Action) -> None:
         reader, world = self.reader, self.world
-        match ask:
+        match request:
             case c.FetchFrom():
-                data = world.fetch(ask, self.rack)
+                data = world.fetch(request, self.rack)
                 records: list[Read] = eval(data.records or b"[]")
                 spans = [
                     c.EpochSpan(part[0][0], part[-1][0] + 1, epoch)
-                    for epoch, part in ((epoch, list(them)) for epoch, them in groupby(records, lambda one: one[1]))
+                    for epoch, part in ((epoch, list(group)) for epoch, group in groupby(records, lambda read: read[1]))
                 ]
                 effects = reader.fetched(number, data, spans, self.now_ms)
                 if records and any(isinstance(effect, c.TakeRecords) for effect in effects):
-                    self.served_by.append(ask.node_id)
+                    self.served_by.append(request.node_id)
                 self.do(effects, records)
             case c.ListOffsetsAtLeader():
-                found = world.list_offsets(ask)
+                found = world.list_offsets(request)
                 failed = isinstance(found, ErrorCode)
                 self.do(
                     reader.failed(number, ErrorCode(found), self.now_ms) if failed else reader.listed(number, found)
                 )
             case c.EndOfEpochAtLeader():
-                end = world.end_of_epoch(ask)
+                end = world.end_of_epoch(request)
                 if isinstance(end, ErrorCode):
                     self.do(reader.failed(number, end, self.now_ms))
                 else:
@@ -370,49 +375,51 @@ class Reading:
         self.reports.append(effect)
         log = self.world.leader
         end = effect.end_offset if effect.end_offset is not None else 0
-        gone = [one for one in self.seen if one[0] >= end]
-        kept = [one for one in self.seen if one[0] < end]
+        truncated = [read for read in self.seen if read[0] >= end]
+        kept = [read for read in self.seen if read[0] < end]
         assert effect.position > end
-        if self.seen:  # a user that has just sought has seen nothing
-            assert gone, "a truncation was reported that reached nothing"
-        for offset, epoch, value in gone:
+        if self.seen:  # empty just after a seek
+            assert truncated, "the reported truncation concerns no record"
+        for offset, epoch, value in truncated:
             assert not log.start <= offset < log.end or log.log[offset - log.start] != (epoch, value)
-        # What is kept may still be gone, where a leader's retention hid it: then the next answer leads to a report.
+        # Kept records may also be truncated, hidden by the leader's retention. The next response reports them.
         self.seen = [] if effect.end_offset is None else kept
         self.marks.clear()
 
     def take(self, limit: int = 1) -> None:
-        """The user reads."""
+        """Deliver buffered records to the application."""
         taken, self.buffer = self.buffer[:limit], self.buffer[limit:]
-        for one in taken:
+        for read in taken:
             if self.seen:
-                assert one[0] == self.seen[-1][0] + 1, "skipped, or read twice"
-            self.seen.append(one)
+                assert read[0] == self.seen[-1][0] + 1, "skipped or duplicated record"
+            self.seen.append(read)
         if taken:
             self.do(self.reader.delivered(taken[-1][0] + 1))
 
     def step(self, ms: int = 0) -> c.Action:
-        """Time goes by, metadata comes if it is wanted, one question is asked and answered, all is read."""
+        """Advance the clock, refresh metadata if requested, exchange one request, and read all records."""
         self.now_ms += ms
         self.do(self.reader.tick(self.now_ms))
         if self.wants_metadata:
             self.refresh()
-        wanted = self.ask()
-        self.answer()
+        wanted = self.send()
+        self.respond()
         self.take(1000)
         return wanted
 
     def check(self) -> None:
-        """What must hold after every step."""
-        assert all(a <= b for a, b in zip(self.marks, self.marks[1:], strict=False)), "the high watermark went back"
+        """Check the invariants that hold after every step."""
+        assert all(a <= b for a, b in zip(self.marks, self.marks[1:], strict=False)), "the high watermark decreased"
         if self.seen and self.reader.position is not None and self.reader.state is not State.HALTED:
             assert self.reader.position == self.seen[-1][0] + 1
         if self.reader.fetch_offset is not None and self.reader.position is not None:
             assert self.reader.position <= self.reader.fetch_offset
 
     def check_complete(self) -> None:
-        """Once all is quiet: the user has exactly what is in the leader's log."""
+        """Check that the application has exactly the records of the leader's log."""
         log = self.world.leader
         assert self.reader.position == self.world.high_watermark == log.end
         for offset, epoch, value in self.seen:
-            assert offset < log.start or log.log[offset - log.start] == (epoch, value), "not in the log, not reported"
+            assert offset < log.start or log.log[offset - log.start] == (epoch, value), (
+                "an unreported record that is not in the log"
+            )

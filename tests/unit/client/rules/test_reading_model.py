@@ -1,8 +1,8 @@
-"""A reader through elections, truncations, lagging followers, fencing and lost answers, against dumb logs.
+"""Model test of PartitionReader: elections, truncations, lagging followers, fencing and lost responses.
 
-It never skips, never reads twice without a reset, never goes back; it reports a truncation exactly when records that
-its user has seen are gone (392-08); its high watermark goes back only with such a report (392-10); it changes replicas
-a bounded number of times (392-14). `Reading` checks the first three whenever records are taken or reported.
+The reader never skips or repeats records without a reset. It reports a truncation exactly when delivered records were
+truncated (392-08). Its high watermark decreases only with that report (392-10). It changes replicas a bounded number of
+times (392-14). `Reading` checks the order whenever records are delivered or reported.
 """
 
 from __future__ import annotations
@@ -82,16 +82,16 @@ class ReadingMachine(RuleBasedStateMachine):
         self.reading.refresh()
 
     @rule()
-    def ask(self) -> None:
-        self.reading.ask()
+    def send(self) -> None:
+        self.reading.send()
 
     @rule()
-    def answer(self) -> None:
-        self.reading.answer()
+    def respond(self) -> None:
+        self.reading.respond()
 
     @precondition(lambda self: self.reading.sent is not None)
     @rule()
-    def lose_answer(self) -> None:
+    def lose_response(self) -> None:
         assert self.reading.sent is not None
         number, self.reading.sent = self.reading.sent[0], None
         self.reading.do(self.reading.reader.failed(number, ErrorCode.NETWORK_EXCEPTION, self.reading.now_ms))
@@ -101,20 +101,20 @@ class ReadingMachine(RuleBasedStateMachine):
         self.reading.take(limit)
 
     @rule(steps=st.integers(1, 5), ms=st.sampled_from([0, 100, 1000]))
-    def go_on(self, steps: int, ms: int) -> None:
+    def continue_reading(self, steps: int, ms: int) -> None:
         for _ in range(steps):
             self.reading.step(ms)
 
     @precondition(lambda self: self.reading.reader.state is State.HALTED)
     @rule()
-    def user_decides(self) -> None:
+    def application_seeks(self) -> None:
         reading = self.reading
         problem = reading.reader.unresolved_problem()
         assert isinstance(problem, c.RaiseError | c.TruncationFound)
         offset = self.world.leader.start
         if isinstance(problem, c.TruncationFound) and problem.end_offset is not None:
             offset = problem.end_offset
-        reading.seen.clear()  # nothing from before a seek without an epoch can be judged
+        reading.seen.clear()  # Records before a seek without an epoch cannot be checked.
         reading.do(reading.reader.seek(offset))
 
     @invariant()
@@ -123,7 +123,7 @@ class ReadingMachine(RuleBasedStateMachine):
             self.reading.check()
 
     def teardown(self) -> None:
-        """All is well again: the user soon has everything, and stays with one replica."""
+        """Stop all faults. The application soon has all records, and the reader keeps its replica."""
         if not hasattr(self, "reading"):
             return
         world, reading = self.world, self.reading
@@ -136,20 +136,20 @@ class ReadingMachine(RuleBasedStateMachine):
                 world.replicate(broker_id, 5)
         assert world.isr == set(RACKS)
         if reading.sent is not None:
-            self.lose_answer()
+            self.lose_response()
         reading.wants_metadata = True
         for _ in range(QUIET_STEPS):
             if reading.reader.state is State.HALTED:
-                self.user_decides()
+                self.application_seeks()
             reading.step(50)
             reading.check()
             if reading.reader.position == world.high_watermark and reading.reader.state is State.FETCHING:
                 break
         reading.check_complete()
-        self._check_calm()
+        self._check_stability()
 
-    def _check_calm(self) -> None:
-        """Without failures, only the ends of leases make it move: away to ask the leader, and back."""
+    def _check_stability(self) -> None:
+        """Without failures, the reader moves only at the end of a lease: to the leader and back."""
         reading = self.reading
         reading.now_ms += 3 * MAX_AGE_MS
         for _ in range(10):
@@ -161,7 +161,7 @@ class ReadingMachine(RuleBasedStateMachine):
                 self.world.replicate(broker_id, 5)
                 self.world.replicate(broker_id, 5)
             reading.step(100)
-        # Followers that do not serve are tried again at ever longer intervals.
+        # Followers that do not serve consumers are retried with exponential backoff.
         assert reading.moves - moves <= (0 if self.world.names_rack else 4)
         near = reading.rack == "b" and self.world.names_rack and self.world.leader_id == 1
         if near:

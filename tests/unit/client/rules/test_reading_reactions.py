@@ -1,4 +1,4 @@
-"""What a partition's reader does about each answer, by table (392-08, 392-10, 392-13 to 392-17)."""
+"""Reactions of PartitionReader to each response, by table (392-08, 392-10, 392-13 to 392-17)."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from kipmesh.core.errors import ErrorCode
 from kipmesh.messages import EpochEndOffset, PartitionData
 
 E = ErrorCode
-NEWS = c.PartitionView(1, 5, (1, 2, 3), (1, 2, 3))
+METADATA = c.PartitionView(1, 5, (1, 2, 3), (1, 2, 3))
 MAX_AGE_MS = 60_000
 
 
 class Driver:
-    """A reader at offset 10 after records of epoch 5, sent to follower 2."""
+    """Drives a reader at offset 10, after records of epoch 5, that reads from follower 2."""
 
     def __init__(self, *, near: bool = True, policy: int | None = -2, epoch: int = 5, **config: Any) -> None:
         self.now_ms = 1000
         limits = {"has_rack": True, "metadata_max_age_ms": MAX_AGE_MS, **config}
         self.reader = PartitionReader(c.ReaderConfig(policy, **limits), lambda attempts: 100 * attempts)
         self.effects: list[c.Effect] = []
-        self.reader.metadata(NEWS, self.now_ms)
+        self.reader.metadata(METADATA, self.now_ms)
         self.reader.seek(5)
         if near:
             self.fetched(preferred_read_replica=2)
@@ -63,8 +63,10 @@ class Driver:
         return self.reader.sent(wants, self.now_ms)
 
     def fetched(self, *, spans: Any = (), high_watermark: int = 0, **data: Any) -> c.Effects:
-        answer = PartitionData(high_watermark=high_watermark, log_start_offset=data.pop("log_start_offset", 0), **data)
-        return self.reader.fetched(self.send(), answer, spans, self.now_ms)
+        response = PartitionData(
+            high_watermark=high_watermark, log_start_offset=data.pop("log_start_offset", 0), **data
+        )
+        return self.reader.fetched(self.send(), response, spans, self.now_ms)
 
     def failed(self, code: ErrorCode) -> c.Effects:
         return self.fetched(error_code=code)
@@ -75,8 +77,8 @@ class Driver:
     def listed(self, offset: int) -> c.Effects:
         return self.reader.listed(self.send(), offset)
 
-    def news(self, **changes: Any) -> c.Effects:
-        return self.reader.metadata(NEWS._replace(**changes), self.now_ms)
+    def update_metadata(self, **changes: Any) -> c.Effects:
+        return self.reader.metadata(METADATA._replace(**changes), self.now_ms)
 
 
 REFRESH = c.RefreshMetadata()
@@ -101,19 +103,19 @@ REFRESH = c.RefreshMetadata()
         (E.FETCH_SESSION_ID_NOT_FOUND, False, False, False, False),
     ],
 )
-def test_follower_errors_leave_refresh_back_off_or_raise(
+def test_reader_reacts_to_follower_errors(
     code: ErrorCode, leaves: bool, refreshes: bool, backs_off: bool, raises: bool
 ) -> None:
-    it = Driver()
-    assert it.node == 2
-    effects = it.failed(code)
+    driver = Driver()
+    assert driver.node == 2
+    effects = driver.failed(code)
     assert (c.LeftFollower(2, c.LeaveCause.FAILED) in effects) == leaves
     assert (REFRESH in effects) == refreshes
     assert (c.RaiseError(code) in effects) == raises
-    assert isinstance(it.wants, c.BackOff) == backs_off
-    it.now_ms += 100
-    assert it.node == (1 if leaves else 2)
-    assert it.reader.position == 10
+    assert isinstance(driver.wants, c.BackOff) == backs_off
+    driver.now_ms += 100
+    assert driver.node == (1 if leaves else 2)
+    assert driver.reader.position == 10
 
 
 @pytest.mark.parametrize(
@@ -130,39 +132,39 @@ def test_follower_errors_leave_refresh_back_off_or_raise(
         (E.REQUEST_TIMED_OUT, False, False),
     ],
 )
-def test_errors_of_the_leader_are_retried_after_a_while(code: ErrorCode, refreshes: bool, raises: bool) -> None:
-    it = Driver(near=False)
-    assert it.failed(code) == (*([REFRESH] if refreshes else []), *([c.RaiseError(code)] if raises else []))
-    assert it.wants == c.BackOff(1100)
-    assert it.reader.deadline_ms(it.now_ms) == 1100
-    it.now_ms = 1100
-    assert it.node == 1
-    assert it.reader.deadline_ms(it.now_ms) is None
-    it.failed(code)
-    assert it.wants == c.BackOff(1300)
+def test_reader_retries_leader_errors_with_backoff(code: ErrorCode, refreshes: bool, raises: bool) -> None:
+    driver = Driver(near=False)
+    assert driver.failed(code) == (*([REFRESH] if refreshes else []), *([c.RaiseError(code)] if raises else []))
+    assert driver.wants == c.BackOff(1100)
+    assert driver.reader.deadline_ms(driver.now_ms) == 1100
+    driver.now_ms = 1100
+    assert driver.node == 1
+    assert driver.reader.deadline_ms(driver.now_ms) is None
+    driver.failed(code)
+    assert driver.wants == c.BackOff(1300)
 
 
-def test_a_follower_that_stays_behind_is_left() -> None:
-    it = Driver()
+def test_reader_leaves_follower_that_stays_behind() -> None:
+    driver = Driver()
     for _ in range(STALLS_MAX - 1):
-        assert it.failed(E.OFFSET_NOT_AVAILABLE) == (REFRESH,)
-        it.now_ms += 1000
-    assert it.failed(E.OFFSET_NOT_AVAILABLE) == (c.LeftFollower(2, c.LeaveCause.STUCK), REFRESH)
-    assert it.node == 1
+        assert driver.failed(E.OFFSET_NOT_AVAILABLE) == (REFRESH,)
+        driver.now_ms += 1000
+    assert driver.failed(E.OFFSET_NOT_AVAILABLE) == (c.LeftFollower(2, c.LeaveCause.STUCK), REFRESH)
+    assert driver.node == 1
 
 
-def test_a_follower_that_is_behind_and_out_of_the_isr_is_left_at_once() -> None:
-    it = Driver()
-    it.news(isr=(1, 3))
-    assert it.node == 2  # as long as it serves
-    assert it.failed(E.OFFSET_NOT_AVAILABLE) == (c.LeftFollower(2, c.LeaveCause.STUCK), REFRESH)
+def test_reader_leaves_lagging_follower_outside_isr_immediately() -> None:
+    driver = Driver()
+    driver.update_metadata(isr=(1, 3))
+    assert driver.node == 2  # while it serves
+    assert driver.failed(E.OFFSET_NOT_AVAILABLE) == (c.LeftFollower(2, c.LeaveCause.STUCK), REFRESH)
 
 
 # --- out of range (392-08)
 
 
 @pytest.mark.parametrize(
-    ("told", "bound", "leader_says", "is_reset"),
+    ("reported", "bound", "leader_offset", "is_reset"),
     [
         ({"log_start_offset": 12}, -2, 8, False),
         ({"log_start_offset": 12}, -2, 10, False),
@@ -174,88 +176,90 @@ def test_a_follower_that_is_behind_and_out_of_the_isr_is_left_at_once() -> None:
     ],
 )
 @pytest.mark.parametrize("epoch", [5, -1])
-def test_a_follower_s_out_of_range_is_asked_of_the_leader(
-    epoch: int, told: dict[str, int], bound: int, leader_says: int, is_reset: bool
+def test_reader_confirms_out_of_range_with_leader(
+    epoch: int, reported: dict[str, int], bound: int, leader_offset: int, is_reset: bool
 ) -> None:
-    it = Driver(epoch=epoch)
-    assert it.fetched(error_code=E.OFFSET_OUT_OF_RANGE, **told) == (c.LeftFollower(2, c.LeaveCause.OUT_OF_RANGE),)
+    driver = Driver(epoch=epoch)
+    assert driver.fetched(error_code=E.OFFSET_OUT_OF_RANGE, **reported) == (
+        c.LeftFollower(2, c.LeaveCause.OUT_OF_RANGE),
+    )
     if epoch >= 0:
-        assert it.wants == c.EndOfEpochAtLeader(1, 5, 5)
-        assert it.ended(5, 20) == ()
-    assert it.wants == c.ListOffsetsAtLeader(1, 5, bound)
-    effects = it.listed(leader_says)
+        assert driver.wants == c.EndOfEpochAtLeader(1, 5, 5)
+        assert driver.ended(5, 20) == ()
+    assert driver.wants == c.ListOffsetsAtLeader(1, 5, bound)
+    effects = driver.listed(leader_offset)
     if is_reset:
-        start, high_watermark = (leader_says, 0) if bound == -2 else (0, leader_says)
+        start, high_watermark = (leader_offset, 0) if bound == -2 else (0, leader_offset)
         assert effects == (c.OffsetReset(10, -2, start, high_watermark), c.MoveTo(None))
-        assert it.wants == c.ListOffsetsAtLeader(1, 5, -2)
-        assert it.listed(15) == (c.MoveTo(15),)
-        assert it.reader.position == 15
+        assert driver.wants == c.ListOffsetsAtLeader(1, 5, -2)
+        assert driver.listed(15) == (c.MoveTo(15),)
+        assert driver.reader.position == 15
     else:
         assert effects == ()
-        assert it.node == 1
-        assert it.reader.position == 10
+        assert driver.node == 1
+        assert driver.reader.position == 10
 
 
-def test_lookups_are_retried_while_a_new_leader_withholds() -> None:
-    it = Driver()
-    it.failed(E.OFFSET_OUT_OF_RANGE)
-    assert it.reader.failed(it.send(), E.OFFSET_NOT_AVAILABLE, it.now_ms) == (REFRESH,)
-    assert isinstance(it.wants, c.BackOff)
-    it.now_ms += 100
-    assert isinstance(it.wants, c.EndOfEpochAtLeader)
+def test_reader_retries_lookup_while_offset_is_not_available() -> None:
+    driver = Driver()
+    driver.failed(E.OFFSET_OUT_OF_RANGE)
+    assert driver.reader.failed(driver.send(), E.OFFSET_NOT_AVAILABLE, driver.now_ms) == (REFRESH,)
+    assert isinstance(driver.wants, c.BackOff)
+    driver.now_ms += 100
+    assert isinstance(driver.wants, c.EndOfEpochAtLeader)
 
 
 @pytest.mark.parametrize(("policy", "is_fatal"), [(-2, False), (-1, False), (None, True)])
-def test_the_leader_s_word_resets_or_halts(policy: int | None, is_fatal: bool) -> None:
-    it = Driver(near=False, policy=policy)
-    effects = it.fetched(error_code=E.OFFSET_OUT_OF_RANGE, log_start_offset=12, high_watermark=40)
+def test_out_of_range_at_leader_resets_or_halts_by_policy(policy: int | None, is_fatal: bool) -> None:
+    driver = Driver(near=False, policy=policy)
+    effects = driver.fetched(error_code=E.OFFSET_OUT_OF_RANGE, log_start_offset=12, high_watermark=40)
     if policy is None:
         problem = c.RaiseError(E.OFFSET_OUT_OF_RANGE, 10, 12, 40)
         assert effects == (problem,)
-        assert it.wants == c.AwaitApplication()
-        assert it.reader.unresolved_problem() == it.reader.unresolved_problem() == problem
-        it.reader.seek(12)
-        assert it.reader.unresolved_problem() is None
-        assert it.node == 1
+        assert driver.wants == c.AwaitApplication()
+        assert driver.reader.unresolved_problem() == driver.reader.unresolved_problem() == problem
+        driver.reader.seek(12)
+        assert driver.reader.unresolved_problem() is None
+        assert driver.node == 1
     else:
         assert effects == (c.OffsetReset(10, policy, 12, 40), c.MoveTo(None))
-        assert it.wants == c.ListOffsetsAtLeader(1, 5, policy)
+        assert driver.wants == c.ListOffsetsAtLeader(1, 5, policy)
 
 
-def test_what_is_buffered_is_read_before_a_reset() -> None:
-    it = Driver(near=False)
-    it.fetched(spans=[c.EpochSpan(10, 13, 5)])
-    assert it.fetched(error_code=E.OFFSET_OUT_OF_RANGE, log_start_offset=20) == ()
-    assert it.wants == c.AwaitApplication()
-    assert it.reader.delivered(12) == ()
-    assert it.reader.delivered(13) == (c.OffsetReset(13, -2, 20, 0), c.MoveTo(None))
+def test_reset_waits_for_buffered_records() -> None:
+    driver = Driver(near=False)
+    driver.fetched(spans=[c.EpochSpan(10, 13, 5)])
+    assert driver.fetched(error_code=E.OFFSET_OUT_OF_RANGE, log_start_offset=20) == ()
+    assert driver.wants == c.AwaitApplication()
+    assert driver.reader.delivered(12) == ()
+    assert driver.reader.delivered(13) == (c.OffsetReset(13, -2, 20, 0), c.MoveTo(None))
 
 
-def test_too_large_at_the_leader_looks_for_a_truncation_first() -> None:
-    it = Driver(near=False)
-    assert it.fetched(error_code=E.OFFSET_OUT_OF_RANGE, high_watermark=7) == ()
-    assert it.ended(5, 7) == (c.TruncationFound(10, 7, 5, False), c.MoveTo(7))
-    assert it.node == 1
-    assert it.reader.position == 7
+def test_offset_above_leader_high_watermark_checks_for_truncation() -> None:
+    driver = Driver(near=False)
+    assert driver.fetched(error_code=E.OFFSET_OUT_OF_RANGE, high_watermark=7) == ()
+    assert driver.ended(5, 7) == (c.TruncationFound(10, 7, 5, False), c.MoveTo(7))
+    assert driver.node == 1
+    assert driver.reader.position == 7
 
 
 # --- truncation
 
 
-def test_a_new_leader_is_asked_before_it_is_fetched_from() -> None:
-    it = Driver(near=False)
-    assert it.news(leader_id=3, leader_epoch=6) == ()
-    assert it.wants == c.EndOfEpochAtLeader(3, 6, 5)
-    assert it.ended(5, 10) == ()
-    assert it.node == 3
+def test_reader_validates_position_with_new_leader() -> None:
+    driver = Driver(near=False)
+    assert driver.update_metadata(leader_id=3, leader_epoch=6) == ()
+    assert driver.wants == c.EndOfEpochAtLeader(3, 6, 5)
+    assert driver.ended(5, 10) == ()
+    assert driver.node == 3
 
 
-def test_what_is_under_way_is_void_in_a_new_epoch() -> None:
-    it = Driver()
-    number = it.send()
-    assert it.news(leader_id=3, leader_epoch=6) == (c.Abandon(number),)
-    assert it.reader.fetched(number, PartitionData(), [c.EpochSpan(10, 20, 5)], it.now_ms) == ()
-    assert it.reader.fetch_offset == 10
+def test_new_leader_epoch_abandons_request_in_flight() -> None:
+    driver = Driver()
+    number = driver.send()
+    assert driver.update_metadata(leader_id=3, leader_epoch=6) == (c.Abandon(number),)
+    assert driver.reader.fetched(number, PartitionData(), [c.EpochSpan(10, 20, 5)], driver.now_ms) == ()
+    assert driver.reader.fetch_offset == 10
 
 
 @pytest.mark.parametrize(
@@ -267,228 +271,228 @@ def test_what_is_under_way_is_void_in_a_new_epoch() -> None:
         (13, 12, (c.TruncationFound(13, 12, 5, False), c.MoveTo(12))),
     ],
 )
-def test_only_what_was_read_counts_as_truncated(position: int, end: int, effects: c.Effects) -> None:
-    it = Driver(near=False)
-    it.fetched(spans=[c.EpochSpan(10, 15, 5)], high_watermark=15)
-    it.reader.delivered(position)
-    it.news(leader_id=3, leader_epoch=6)
-    assert it.ended(5, end) == effects
-    assert it.reader.fetch_offset == min(position, end)
-    assert it.reader.high_watermark == (end if isinstance(effects[0], c.TruncationFound) else 15)
+def test_truncation_counts_only_delivered_records(position: int, end: int, effects: c.Effects) -> None:
+    driver = Driver(near=False)
+    driver.fetched(spans=[c.EpochSpan(10, 15, 5)], high_watermark=15)
+    driver.reader.delivered(position)
+    driver.update_metadata(leader_id=3, leader_epoch=6)
+    assert driver.ended(5, end) == effects
+    assert driver.reader.fetch_offset == min(position, end)
+    assert driver.reader.high_watermark == (end if isinstance(effects[0], c.TruncationFound) else 15)
 
 
-def test_a_truncation_is_followed_back_epoch_by_epoch() -> None:
-    it = Driver(near=False, epoch=3)  # 3 from 5, 4 from 10, 5 from 12
-    it.fetched(spans=[c.EpochSpan(10, 12, 4), c.EpochSpan(12, 15, 5)])
-    it.reader.delivered(15)
-    it.news(leader_id=3, leader_epoch=9)
-    assert it.wants == c.EndOfEpochAtLeader(3, 9, 5)
-    assert it.ended(2, 30) == (c.TruncationFound(15, 5, 2, False), c.MoveTo(5))
+def test_truncation_is_found_in_older_epoch() -> None:
+    driver = Driver(near=False, epoch=3)  # 3 from 5, 4 from 10, 5 from 12
+    driver.fetched(spans=[c.EpochSpan(10, 12, 4), c.EpochSpan(12, 15, 5)])
+    driver.reader.delivered(15)
+    driver.update_metadata(leader_id=3, leader_epoch=9)
+    assert driver.wants == c.EndOfEpochAtLeader(3, 9, 5)
+    assert driver.ended(2, 30) == (c.TruncationFound(15, 5, 2, False), c.MoveTo(5))
 
 
-def test_an_epoch_between_ours_asks_once_more() -> None:
-    it = Driver(near=False, epoch=2)
-    it.fetched(spans=[c.EpochSpan(10, 15, 5)])
-    it.reader.delivered(15)
-    it.news(leader_id=3, leader_epoch=9)
-    assert it.ended(4, 30) == ()
-    assert it.wants == c.EndOfEpochAtLeader(3, 9, 2)
-    assert it.ended(2, 8) == (c.TruncationFound(15, 8, 2, False), c.MoveTo(8))
+def test_reader_requests_its_own_epoch_below_returned_epoch() -> None:
+    driver = Driver(near=False, epoch=2)
+    driver.fetched(spans=[c.EpochSpan(10, 15, 5)])
+    driver.reader.delivered(15)
+    driver.update_metadata(leader_id=3, leader_epoch=9)
+    assert driver.ended(4, 30) == ()
+    assert driver.wants == c.EndOfEpochAtLeader(3, 9, 2)
+    assert driver.ended(2, 8) == (c.TruncationFound(15, 8, 2, False), c.MoveTo(8))
 
 
-def test_without_a_policy_the_user_decides_about_a_truncation() -> None:
-    it = Driver(near=False, policy=None)
-    it.news(leader_id=3, leader_epoch=6)
+def test_truncation_without_reset_policy_waits_for_application() -> None:
+    driver = Driver(near=False, policy=None)
+    driver.update_metadata(leader_id=3, leader_epoch=6)
     report = c.TruncationFound(10, 8, 5, True)
-    assert it.ended(5, 8) == (report, c.MoveTo(10))
-    assert it.reader.unresolved_problem() == report
-    assert it.news(leader_id=1, leader_epoch=7) == ()
-    assert it.wants == c.AwaitApplication()
-    it.reader.seek(8)
-    assert it.node == 1
+    assert driver.ended(5, 8) == (report, c.MoveTo(10))
+    assert driver.reader.unresolved_problem() == report
+    assert driver.update_metadata(leader_id=1, leader_epoch=7) == ()
+    assert driver.wants == c.AwaitApplication()
+    driver.reader.seek(8)
+    assert driver.node == 1
 
 
-def test_nothing_in_common_resets() -> None:
-    it = Driver(near=False)
-    it.news(leader_id=3, leader_epoch=6)
-    assert it.ended(-1, -1) == (c.TruncationFound(10, None, -1, False), c.MoveTo(None))
-    assert it.wants == c.ListOffsetsAtLeader(3, 6, -2)
+def test_log_without_common_epoch_resets_reader() -> None:
+    driver = Driver(near=False)
+    driver.update_metadata(leader_id=3, leader_epoch=6)
+    assert driver.ended(-1, -1) == (c.TruncationFound(10, None, -1, False), c.MoveTo(None))
+    assert driver.wants == c.ListOffsetsAtLeader(3, 6, -2)
 
 
-def test_a_follower_s_divergence_is_only_a_doubt() -> None:
-    it = Driver()
-    assert it.fetched(diverging_epoch=EpochEndOffset(4, 7)) == (c.LeftFollower(2, c.LeaveCause.DIVERGED),)
-    assert it.ended(5, 10) == ()
-    assert it.node == 1
+def test_divergence_at_follower_is_validated_with_leader() -> None:
+    driver = Driver()
+    assert driver.fetched(diverging_epoch=EpochEndOffset(4, 7)) == (c.LeftFollower(2, c.LeaveCause.DIVERGED),)
+    assert driver.ended(5, 10) == ()
+    assert driver.node == 1
     leader = Driver(near=False)
     assert leader.fetched(diverging_epoch=EpochEndOffset(5, 7))[0] == c.TruncationFound(10, 7, 5, False)
 
 
-def test_epochs_that_go_back_in_an_answer_are_not_taken() -> None:
-    it = Driver()
-    assert it.fetched(spans=[c.EpochSpan(10, 12, 4)]) == (c.LeftFollower(2, c.LeaveCause.DIVERGED),)
-    assert it.reader.fetch_offset == 10
-    assert it.reader.state is State.VALIDATING
+def test_records_with_decreasing_epochs_are_discarded() -> None:
+    driver = Driver()
+    assert driver.fetched(spans=[c.EpochSpan(10, 12, 4)]) == (c.LeftFollower(2, c.LeaveCause.DIVERGED),)
+    assert driver.reader.fetch_offset == 10
+    assert driver.reader.state is State.VALIDATING
 
 
-# --- which replica (392-13 to 392-17)
+# --- replica selection (392-13 to 392-17)
 
 
-def test_a_preferred_replica_is_kept_for_its_lease_and_asked_for_again() -> None:
-    it = Driver()
-    it.now_ms += MAX_AGE_MS - 1
-    assert it.node == 2
-    it.now_ms += 1
-    assert it.wants == c.FetchFrom(1, True, -1, True, 10, 5, 5)
-    assert it.fetched(preferred_read_replica=3) == (c.Redirected(3),)
-    assert it.node == 3
+def test_preferred_replica_is_renewed_after_lease() -> None:
+    driver = Driver()
+    driver.now_ms += MAX_AGE_MS - 1
+    assert driver.node == 2
+    driver.now_ms += 1
+    assert driver.wants == c.FetchFrom(1, True, -1, True, 10, 5, 5)
+    assert driver.fetched(preferred_read_replica=3) == (c.Redirected(3),)
+    assert driver.node == 3
 
 
-def test_a_fenced_replica_is_left_and_its_fetch_given_up() -> None:
-    it = Driver()
-    number = it.send()
-    assert it.news(offline_replicas=(2,)) == (c.LeftFollower(2, c.LeaveCause.FENCED), c.Abandon(number))
-    assert it.node == 1
+def test_reader_leaves_fenced_replica_and_abandons_fetch() -> None:
+    driver = Driver()
+    number = driver.send()
+    assert driver.update_metadata(offline_replicas=(2,)) == (c.LeftFollower(2, c.LeaveCause.FENCED), c.Abandon(number))
+    assert driver.node == 1
 
 
-def test_a_silent_follower_is_left() -> None:
-    it = Driver()
-    number = it.send()
-    assert it.reader.deadline_ms(it.now_ms) == it.now_ms + 1500
-    assert it.reader.tick(it.now_ms + 1499) == ()
-    it.now_ms += 1500
-    assert it.reader.tick(it.now_ms) == (c.Abandon(number), c.LeftFollower(2, c.LeaveCause.SILENT), REFRESH)
-    assert it.node == 1
+def test_reader_leaves_silent_follower() -> None:
+    driver = Driver()
+    number = driver.send()
+    assert driver.reader.deadline_ms(driver.now_ms) == driver.now_ms + 1500
+    assert driver.reader.tick(driver.now_ms + 1499) == ()
+    driver.now_ms += 1500
+    assert driver.reader.tick(driver.now_ms) == (c.Abandon(number), c.LeftFollower(2, c.LeaveCause.SILENT), REFRESH)
+    assert driver.node == 1
     leader = Driver(near=False)
     leader.send()
     assert leader.reader.tick(leader.now_ms + 100_000) == ()
 
 
-def test_a_leader_that_insists_on_a_failed_replica_is_fetched_from_without_the_rack() -> None:
-    it = Driver()
-    it.failed(E.NETWORK_EXCEPTION)
-    assert it.fetched(preferred_read_replica=2) == (REFRESH,)
-    assert it.wants == c.FetchFrom(1, True, -1, False, 10, 5, 5)
-    it.now_ms += 1000
-    assert it.wants == c.FetchFrom(1, True, -1, True, 10, 5, 5)
-    assert it.fetched(preferred_read_replica=2) == (c.Redirected(2),)
+def test_repeated_redirect_to_failed_replica_omits_rack() -> None:
+    driver = Driver()
+    driver.failed(E.NETWORK_EXCEPTION)
+    assert driver.fetched(preferred_read_replica=2) == (REFRESH,)
+    assert driver.wants == c.FetchFrom(1, True, -1, False, 10, 5, 5)
+    driver.now_ms += 1000
+    assert driver.wants == c.FetchFrom(1, True, -1, True, 10, 5, 5)
+    assert driver.fetched(preferred_read_replica=2) == (c.Redirected(2),)
 
 
-def test_another_replica_of_the_rack_is_taken_at_once() -> None:
-    it = Driver()
-    it.failed(E.NETWORK_EXCEPTION)
-    assert it.fetched(preferred_read_replica=3) == (c.Redirected(3),)
-    assert it.node == 3
+def test_redirect_to_another_replica_of_rack_is_followed() -> None:
+    driver = Driver()
+    driver.failed(E.NETWORK_EXCEPTION)
+    assert driver.fetched(preferred_read_replica=3) == (c.Redirected(3),)
+    assert driver.node == 3
 
 
-def test_a_replica_that_fails_again_and_again_is_tried_ever_more_rarely() -> None:
-    it, tries = Driver(), []
-    end_ms = it.now_ms + 10 * MAX_AGE_MS
-    while it.now_ms < end_ms:
-        wants = it.wants
+def test_failing_replica_is_retried_with_exponential_backoff() -> None:
+    driver, tries = Driver(), []
+    end_ms = driver.now_ms + 10 * MAX_AGE_MS
+    while driver.now_ms < end_ms:
+        wants = driver.wants
         assert isinstance(wants, c.FetchFrom)
         if wants.node_id == 2:
-            tries.append(it.now_ms)
-            it.failed(E.NETWORK_EXCEPTION)
+            tries.append(driver.now_ms)
+            driver.failed(E.NETWORK_EXCEPTION)
         else:
-            it.fetched(preferred_read_replica=2 if wants.offers_rack else -1)
-        it.now_ms += 10
+            driver.fetched(preferred_read_replica=2 if wants.offers_rack else -1)
+        driver.now_ms += 10
     gaps = [(after - before) // 1000 for before, after in pairwise(tries)]
     assert gaps[:6] == [1, 2, 4, 8, 16, 32]
     assert set(gaps[6:]) == {60}
 
 
-def test_nobody_redirects_but_a_leader_to_another() -> None:
-    it = Driver()
-    assert it.fetched(preferred_read_replica=3) == (c.LeftFollower(2, c.LeaveCause.FAILED), REFRESH)
-    assert it.fetched(preferred_read_replica=1) == (REFRESH,)
-    assert isinstance(it.wants, c.BackOff)
+def test_only_leader_redirects_to_other_replica() -> None:
+    driver = Driver()
+    assert driver.fetched(preferred_read_replica=3) == (c.LeftFollower(2, c.LeaveCause.FAILED), REFRESH)
+    assert driver.fetched(preferred_read_replica=1) == (REFRESH,)
+    assert isinstance(driver.wants, c.BackOff)
 
 
-def test_a_redirect_that_metadata_does_not_know_waits_for_metadata() -> None:
-    it = Driver(near=False)
-    it.news(offline_replicas=(2,))
-    assert it.fetched(preferred_read_replica=2) == (REFRESH,)
-    assert it.wants == c.FetchFrom(1, True, -1, False, 10, 5, 5)
-    it.news()
-    it.now_ms += 1000
-    assert it.fetched(preferred_read_replica=2) == (c.Redirected(2),)
+def test_redirect_to_offline_replica_waits_for_metadata() -> None:
+    driver = Driver(near=False)
+    driver.update_metadata(offline_replicas=(2,))
+    assert driver.fetched(preferred_read_replica=2) == (REFRESH,)
+    assert driver.wants == c.FetchFrom(1, True, -1, False, 10, 5, 5)
+    driver.update_metadata()
+    driver.now_ms += 1000
+    assert driver.fetched(preferred_read_replica=2) == (c.Redirected(2),)
 
 
-def test_without_a_rack_nothing_is_offered() -> None:
-    it = Driver(near=False, has_rack=False)
-    assert it.wants == c.FetchFrom(1, True, -1, False, 10, 5, 5)
+def test_reader_without_rack_offers_no_rack() -> None:
+    driver = Driver(near=False, has_rack=False)
+    assert driver.wants == c.FetchFrom(1, True, -1, False, 10, 5, 5)
 
 
 @pytest.mark.parametrize("mode", [c.SelectionMode.METADATA, c.SelectionMode.CONSUMER])
-def test_the_draft_s_modes_follow_metadata_if_the_policy_says_so(mode: c.SelectionMode) -> None:
-    it = Driver(near=False, mode=mode, prefers_replicas=True)
-    it.news(preferred_read_replica=2)
-    assert it.wants == c.FetchFrom(2, False, -2, True, 10, 5, 5)
-    it.news(preferred_read_replica=3)
-    assert it.node == 3
-    it.failed(E.NOT_LEADER_OR_FOLLOWER)  # it does not serve consumers
-    assert it.wants == c.FetchFrom(1, True, -1, False, 10, 5, 5)
-    it.now_ms += 1000
-    assert it.node == 3
+def test_draft_modes_follow_metadata_with_preferred_policy(mode: c.SelectionMode) -> None:
+    driver = Driver(near=False, mode=mode, prefers_replicas=True)
+    driver.update_metadata(preferred_read_replica=2)
+    assert driver.wants == c.FetchFrom(2, False, -2, True, 10, 5, 5)
+    driver.update_metadata(preferred_read_replica=3)
+    assert driver.node == 3
+    driver.failed(E.NOT_LEADER_OR_FOLLOWER)  # the follower does not serve consumers
+    assert driver.wants == c.FetchFrom(1, True, -1, False, 10, 5, 5)
+    driver.now_ms += 1000
+    assert driver.node == 3
     by_leader = Driver(near=False, mode=mode)
-    by_leader.news(preferred_read_replica=2)
+    by_leader.update_metadata(preferred_read_replica=2)
     assert by_leader.node == 1
 
 
-def test_the_high_watermark_never_goes_back_across_replicas() -> None:
-    it = Driver()
-    it.fetched(high_watermark=50)
-    it.failed(E.NETWORK_EXCEPTION)
-    it.fetched(high_watermark=40)
-    assert it.reader.high_watermark == 50
-    it.fetched(high_watermark=60)
-    assert it.reader.high_watermark == 60
+def test_high_watermark_is_monotonic_across_replicas() -> None:
+    driver = Driver()
+    driver.fetched(high_watermark=50)
+    driver.failed(E.NETWORK_EXCEPTION)
+    driver.fetched(high_watermark=40)
+    assert driver.reader.high_watermark == 50
+    driver.fetched(high_watermark=60)
+    assert driver.reader.high_watermark == 60
 
 
-# --- the rest
+# --- other reactions
 
 
-def test_what_cannot_be_decoded_is_read_from_the_leader() -> None:
-    it = Driver()
-    it.fetched(spans=[c.EpochSpan(10, 15, 5)])
-    assert it.reader.corrupt(2, it.now_ms) == (c.MoveTo(10), c.LeftFollower(2, c.LeaveCause.FAILED))
-    assert it.wants == c.FetchFrom(1, True, -1, True, 10, 5, 5)
-    it.fetched(spans=[c.EpochSpan(10, 15, 5)])
-    assert it.reader.corrupt(1, it.now_ms) == (c.MoveTo(10), c.RaiseError(E.CORRUPT_MESSAGE))
-    assert isinstance(it.wants, c.BackOff)
+def test_corrupt_records_are_fetched_from_leader() -> None:
+    driver = Driver()
+    driver.fetched(spans=[c.EpochSpan(10, 15, 5)])
+    assert driver.reader.corrupt(2, driver.now_ms) == (c.MoveTo(10), c.LeftFollower(2, c.LeaveCause.FAILED))
+    assert driver.wants == c.FetchFrom(1, True, -1, True, 10, 5, 5)
+    driver.fetched(spans=[c.EpochSpan(10, 15, 5)])
+    assert driver.reader.corrupt(1, driver.now_ms) == (c.MoveTo(10), c.RaiseError(E.CORRUPT_MESSAGE))
+    assert isinstance(driver.wants, c.BackOff)
 
 
-def test_a_reader_begins_with_its_policy_and_without_one_asks_the_user() -> None:
+def test_reader_starts_at_reset_policy_or_waits_for_application() -> None:
     reader = PartitionReader(c.ReaderConfig(-1), lambda attempts: 1)
     assert reader.next(0) == c.AwaitMetadata()
-    reader.metadata(NEWS, 0)
+    reader.metadata(METADATA, 0)
     assert reader.next(0) == c.ListOffsetsAtLeader(1, 5, -1)
-    none = PartitionReader(c.ReaderConfig(None), lambda attempts: 1)
-    none.metadata(NEWS, 0)
-    assert none.next(0) == c.AwaitApplication()
-    assert none.unresolved_problem() == c.RaiseError(E.OFFSET_OUT_OF_RANGE)
-    assert none.reset(-2) == (c.MoveTo(None),)
-    assert none.next(0) == c.ListOffsetsAtLeader(1, 5, -2)
+    without_policy = PartitionReader(c.ReaderConfig(None), lambda attempts: 1)
+    without_policy.metadata(METADATA, 0)
+    assert without_policy.next(0) == c.AwaitApplication()
+    assert without_policy.unresolved_problem() == c.RaiseError(E.OFFSET_OUT_OF_RANGE)
+    assert without_policy.reset(-2) == (c.MoveTo(None),)
+    assert without_policy.next(0) == c.ListOffsetsAtLeader(1, 5, -2)
 
 
-def test_a_recreated_topic_begins_anew() -> None:
-    it = Driver()
-    it.reader.recreated()
-    assert it.reader.next(it.now_ms) == c.AwaitMetadata()
-    it.news(leader_epoch=0)
-    assert it.wants == c.ListOffsetsAtLeader(1, 0, -2)
-    assert it.reader.high_watermark == -1
+def test_recreated_topic_restarts_reader() -> None:
+    driver = Driver()
+    driver.reader.recreated()
+    assert driver.reader.next(driver.now_ms) == c.AwaitMetadata()
+    driver.update_metadata(leader_epoch=0)
+    assert driver.wants == c.ListOffsetsAtLeader(1, 0, -2)
+    assert driver.reader.high_watermark == -1
 
 
-def test_old_news_is_ignored() -> None:
-    it = Driver()
-    assert it.news(leader_id=3, leader_epoch=4) == ()
-    it.news(leader_id=-1, leader_epoch=6)
-    assert it.wants == c.AwaitMetadata()
+def test_stale_metadata_is_ignored() -> None:
+    driver = Driver()
+    assert driver.update_metadata(leader_id=3, leader_epoch=4) == ()
+    driver.update_metadata(leader_id=-1, leader_epoch=6)
+    assert driver.wants == c.AwaitMetadata()
 
 
-def test_transitions_are_one_a_state_and_cause() -> None:
+def test_transition_table_has_one_row_per_state_and_cause() -> None:
     keys = [(row.source, row.cause) for row in TRANSITIONS]
     assert len(keys) == len(set(keys))
     assert {row.source for row in TRANSITIONS} | {State.HALTED} == set(State)
@@ -497,6 +501,6 @@ def test_transitions_are_one_a_state_and_cause() -> None:
         next_state(State.HALTED, Cause.VALID)
 
 
-def test_the_document_s_diagram_is_the_table() -> None:
+def test_document_diagram_matches_transition_table() -> None:
     document = Path(__file__).resolve().parents[4] / "docs" / "closest_replica.md"
     assert f"```mermaid\n{diagram()}```" in document.read_text(encoding="utf-8")
