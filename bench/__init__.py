@@ -1,1 +1,1 @@
-"""Figures of a local cluster: `python -m bench` (`make bench`) and `python -m bench.spark`; not part of the wheel."""
+"""Benchmarks of local clusters: run `python -m bench` (`make bench`) and `python -m bench.NAME`. Not in the wheel."""

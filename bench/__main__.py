@@ -1,112 +1,128 @@
-"""`python -m bench`: figures of a local cluster with three replicas and acks=all, each the median of several runs.
+"""`python -m bench`: figures of a local cluster with three replicas and acks=all, as medians of several runs.
 
-Each run is a new cluster of processes, which is gone at the end, also after an interruption. With `--partitions` it is
-an idle one instead, and then there are bursts on 100 of its partitions, beside bursts on a cluster that has no others.
-Progress goes to standard error, the figures to standard output.
+Each run starts a new cluster of processes and stops it, also after an interruption. With `--partitions` the cluster is
+idle, and then compared with a cluster of 100 partitions: a burst is one record of 100 B to each of 100 partitions of a
+topic. Its time ends when a consumer of all partitions has returned the records. Both clusters alternate.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import statistics
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from bench import bursts, closest, harness, report, system, workload
+from bench import closest, harness, system, workload
+from bench.harness import Figure
+from kipmesh.client import Consumer, Producer
 from kipmesh.client.types import TopicPartition
 from kipmesh.cluster import LocalCluster
-
-MODULE = "bench"
 
 T = TypeVar("T")
 Samples = defaultdict[str, list[float]]
 
-_TOPIC_PARTITIONS = 100  # of one topic, where many partitions are wanted
-_SETTLE_S = 75  # what creating leaves to do: new folders are synced within log.flush.offset.checkpoint.interval.ms
+BURST = 100
+"""Partitions of each topic with `--partitions`, and records of a burst."""
+WARM_UP_BURSTS = 5
+BURST_PAUSE_S = 0.2
+BURST_TIMEOUT_S = 180
+SETTLE_S = 75
+"""New directories are synced within log.flush.offset.checkpoint.interval.ms."""
+
+FIGURES: Sequence[Figure] = (
+    Figure("ready_s", "start of all processes to ready", "s", 4, True),
+    Figure("produce_1000B_mb_s", "produce, 1,000 B records", "MB/s", 30),
+    Figure("produce_1000B_records_s", "the same", "records/s"),
+    Figure("produce_100B_mb_s", "produce, 100 B records", "MB/s"),
+    Figure("produce_100B_records_s", "the same", "records/s"),
+    Figure("produce_mixed_mb_s", "produce, records of 1 to 4,000 B", "MB/s"),
+    Figure("consume_mb_s", "consume, all of them", "MB/s", 80),
+    Figure("consume_records_s", "the same", "records/s"),
+    Figure("latency_p50_ms", "produce to consume, 100 B, one at a time: p50", "ms", 3, True),
+    Figure("latency_p99_ms", "the same: p99", "ms"),
+    Figure("memory_ready_mib", "memory of all processes when ready", "MiB"),
+    Figure("memory_loaded_mib", "memory of all processes after the load", "MiB", 400, True),
+    Figure("idle_cpu_percent", "idle CPU of all processes, percent of one core", "%", 50, True),
+    Figure("idle_loopback_kb_s", "idle loopback traffic", "kB/s"),
+    Figure("racks_off_kb_s", "consumers in two racks: read across racks", "kB/s"),
+    Figure("racks_on_kb_s", "the same with RackAwareReplicaSelector", "kB/s"),
+    Figure("racks_share_percent", "with it: share read in the own rack", "%", 99),
+    Figure("create_s", "creating the partitions", "s"),
+    Figure("burst_many_ms", "burst on 100 of them, to a consumer of all", "ms"),
+    Figure("burst_few_ms", "the same on a cluster with 100 partitions", "ms"),
+    Figure("burst_ratio", "the first beside the second", "x", 1.1, True),
+)
+MANY_TARGETS = {"idle_cpu_percent": 15.0, "idle_loopback_kb_s": 10.0}
+"""Targets with `--partitions`: with fetch sessions, idle partitions cost next to nothing."""
 
 
 def arguments(given: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
-    parser = harness.parser(MODULE, __doc__, "a tenth of the load: seconds instead of minutes", harness.TABLE)
-    parser.add_argument("--runs", type=int, default=None, help="how often (5; 1 with --quick or --partitions)")
-    parser.add_argument(
-        "--partitions", type=int, default=0, help="only: idle CPU and traffic with so many partitions x 3, and bursts"
-    )
-    parser.add_argument("--leaders", type=int, default=1, help="of the three brokers, with --partitions (1)")
-    parser.add_argument("--bursts", type=int, default=50, help="with --partitions; 0 for none (50)")
-    parser.add_argument("--idle-seconds", type=float, default=None, help="how long to watch an idle cluster")
+    """Parse the command line."""
+    parser = harness.Parser("bench", __doc__, "run a tenth of the load: seconds instead of minutes", harness.TABLE)
+    parser.add_argument("--runs", type=int, default=None, help="number of runs (5; 1 with --quick or --partitions)")
+    parser.number("--partitions", "only measure an idle cluster with so many partitions x 3", 0, least=0, most=100_000)
+    parser.number("--leaders", "preferred leaders among the three brokers", 1, most=workload.REPLICAS)
+    parser.number("--bursts", "bursts on each cluster, with --partitions", 50, least=0, most=10_000)
+    parser.add_argument("--idle-seconds", type=float, help="seconds of idling (10; 3 with --quick, 60 --partitions)")
     parser.add_argument("--config", action="append", default=[], metavar="KEY=VALUE", help="configuration of the nodes")
-    options = parser.parse_args(given)
+    options = parser.parse(given)
     options.runs = options.runs or (1 if options.quick or options.partitions else 5)
     options.idle_seconds = options.idle_seconds or (60.0 if options.partitions else 3.0 if options.quick else 10.0)
-    if options.runs < 1 or not 0 <= options.partitions <= 100_000 or not 0 < options.idle_seconds <= 600:
-        parser.error("runs from 1, partitions up to 100,000, idle seconds up to 600")
-    if not 1 <= options.leaders <= workload.REPLICAS or not 0 <= options.bursts <= 10_000:
-        parser.error("leaders from 1 to 3, bursts up to 10,000")
-    if options.partitions % bursts.BURST:
-        parser.error(f"partitions: a multiple of {bursts.BURST}")
+    if options.runs < 1 or not 0 < options.idle_seconds <= 600:
+        parser.error("--runs must be at least 1, and --idle-seconds at most 600")
+    if options.partitions % BURST:
+        parser.error(f"--partitions must be a multiple of {BURST}, got {options.partitions}")
     return options
 
 
 class Progress:
-    """Lines on standard error: what is going on, and what came of it."""
+    """Progress lines with the number of the current run."""
 
     def __init__(self) -> None:
-        self._run = ""
-
-    def start_run(self, run: int, runs: int) -> None:
-        """The lines that follow belong to this run."""
-        self._run = f"run {run}/{runs}"
+        self.run_name = ""
 
     def say(self, text: str) -> None:
-        """One line."""
-        harness.say(MODULE, f"{self._run}: {text}")
+        """Print one line to standard error."""
+        harness.say(f"{self.run_name}: {text}")
 
-    def run(self, what: str, work: Coroutine[Any, Any, T]) -> T:
-        """Do a step that has a loop of its own."""
-        self.say(f"{what} ...")
+    def run(self, step: str, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on a new event loop and return its result, after a line that names the step."""
+        self.say(f"{step} ...")
         return asyncio.run(work)
 
 
-def pids_of(cluster: LocalCluster) -> list[int]:
-    """All processes of the cluster."""
-    return system.with_children(node.pid for node in cluster.nodes if node.pid is not None)
-
-
-def measure_idle(cluster: LocalCluster, seconds: float, samples: Samples) -> None:
-    """CPU and loopback traffic while nobody does anything."""
-    pids = pids_of(cluster)
-    cpu, loopback, begin = system.cpu_seconds(pids), system.loopback_bytes(), time.perf_counter()
-    time.sleep(seconds)
-    passed = time.perf_counter() - begin
-    samples["idle_cpu_percent"].append((system.cpu_seconds(pids) - cpu) / passed * 100)
-    samples["idle_loopback_kb_s"].append((system.loopback_bytes() - loopback) / passed / 1e3)
+def memory_mib(cluster: LocalCluster) -> float:
+    """Return the proportional set size of the cluster."""
+    return system.pss_bytes(harness.pids(cluster)) / (1 << 20)
 
 
 def measure_load(cluster: LocalCluster, options: argparse.Namespace, progress: Progress, samples: Samples) -> None:
-    """Throughput and latency through the client library."""
+    """Measure throughput and latency through the client library; BenchError, KafkaError, TimeoutError."""
     bootstrap, share = cluster.bootstrap, 10 if options.quick else 1
-    topic = "bench"
+    topic, warm_up = "bench", 20_000
     progress.run("creating topics", workload.create_topic(bootstrap, topic, workload.PARTITIONS))
-    progress.run("warming up", workload.produce(bootstrap, topic, workload.values_of(1000), 20_000))
-    total = 20_000
+    progress.run("warming up", workload.produce(bootstrap, topic, workload.values_of(1000), warm_up))
+    total = warm_up
+
+    def keep(name: str, rate: workload.Rate) -> None:
+        progress.say(f"  {rate.mb_s:.1f} MB/s, {rate.records_s:,.0f} records/s")
+        samples[f"{name}_mb_s"].append(rate.mb_s)
+        samples[f"{name}_records_s"].append(rate.records_s)
+
     for name, values, count in (
         ("1000B", workload.values_of(1000), 300_000 // share),
         ("100B", workload.values_of(100), 1_000_000 // share),
         ("mixed", workload.mixed_values(4000), 100_000 // share),
     ):
-        rate = progress.run(f"producing {count:,} records, {name}", workload.produce(bootstrap, topic, values, count))
-        progress.say(f"  {rate.mb_s:.1f} MB/s, {rate.records_s:,.0f} records/s")
-        samples[f"produce_{name}_mb_s"].append(rate.mb_s)
-        samples[f"produce_{name}_records_s"].append(rate.records_s)
+        work = workload.produce(bootstrap, topic, values, count)
+        keep(f"produce_{name}", progress.run(f"producing {count:,} records, {name}", work))
         total += count
-    rate = progress.run(f"consuming {total:,} records", workload.consume(bootstrap, topic, workload.PARTITIONS, total))
-    progress.say(f"  {rate.mb_s:.1f} MB/s, {rate.records_s:,.0f} records/s")
-    samples["consume_mb_s"].append(rate.mb_s)
-    samples["consume_records_s"].append(rate.records_s)
+    work = workload.consume(bootstrap, topic, workload.PARTITIONS, total)
+    keep("consume", progress.run(f"consuming {total:,} records", work))
     progress.run("creating topics", workload.create_topic(bootstrap, f"{topic}-latency", 1))
     times = progress.run(
         "latency of single records", workload.latencies_ms(bootstrap, f"{topic}-latency", 1600 // share)
@@ -116,43 +132,103 @@ def measure_load(cluster: LocalCluster, options: argparse.Namespace, progress: P
     progress.say(f"  p50 {samples['latency_p50_ms'][-1]:.2f} ms, p99 {samples['latency_p99_ms'][-1]:.2f} ms")
 
 
+# -- many partitions
+
+
 def create_partitions(cluster: LocalCluster, partitions: int, progress: Progress) -> list[TopicPartition]:
-    """Topics of 100 partitions each."""
+    """Create topics of `BURST` partitions each and return all partitions; KafkaError."""
     created = []
-    for first in range(0, partitions, _TOPIC_PARTITIONS):
+    for first in range(0, partitions, BURST):
         topic = f"many-{first:06}"
-        asyncio.run(workload.create_topic(cluster.bootstrap, topic, _TOPIC_PARTITIONS))
-        created += [TopicPartition(topic, partition) for partition in range(_TOPIC_PARTITIONS)]
+        asyncio.run(workload.create_topic(cluster.bootstrap, topic, BURST))
+        created += [TopicPartition(topic, partition) for partition in range(BURST)]
         progress.say(f"created {len(created):,} of {partitions:,} partitions")
     return created
 
 
+class BurstLoad:
+    """A producer of bursts and a consumer of all partitions of one cluster."""
+
+    def __init__(self, bootstrap: str, partitions: Sequence[TopicPartition]) -> None:
+        self._partitions = partitions
+        first = len(partitions) // 2 // BURST * BURST  # one topic, so that both clusters get the same messages
+        self._targets = partitions[first : first + BURST]
+        self._value = workload.values_of(100)[0]
+        self._producer = Producer(bootstrap, **{"acks": "all", "linger.ms": 0})
+        self._consumer = Consumer(bootstrap, **{"auto.offset.reset": "earliest"})
+
+    async def start(self) -> None:
+        """Connect both clients."""
+        await self._producer.start()
+        await self._consumer.start()
+        self._consumer.assign(self._partitions)
+        await self._producer.partitions_for(self._targets[0].topic)
+
+    async def close(self) -> None:
+        """Disconnect both clients."""
+        await self._consumer.close()
+        await self._producer.close()
+
+    async def burst_ms(self) -> float:
+        """Send one burst and return the milliseconds until it is consumed; BenchError if the count is wrong."""
+        begin = time.perf_counter()
+        deliveries = [await self._producer.send(to.topic, self._value, partition=to.partition) for to in self._targets]
+        seen = 0
+        async with asyncio.timeout(BURST_TIMEOUT_S):
+            while seen < len(self._targets):
+                seen += len(await self._consumer.poll(timeout_ms=BURST_TIMEOUT_S * 1000, max_records=1000))
+        passed = (time.perf_counter() - begin) * 1e3
+        await asyncio.gather(*deliveries)
+        if seen != len(self._targets):
+            raise harness.BenchError(f"burst: consumed {seen} records, sent {len(self._targets)}")
+        return passed
+
+
+async def alternate_bursts(many: BurstLoad, few: BurstLoad, rounds: int) -> tuple[list[float], list[float]]:
+    """Return the milliseconds of the bursts on both clusters, which alternate, without the warm-up; BenchError."""
+    times: tuple[list[float], list[float]] = [], []
+    try:
+        for load in (many, few):
+            await load.start()
+        for _ in range(WARM_UP_BURSTS + rounds):
+            for load, into in zip((many, few), times, strict=True):
+                await asyncio.sleep(BURST_PAUSE_S)
+                into.append(await load.burst_ms())
+    finally:
+        await many.close()
+        await few.close()
+    return times[0][WARM_UP_BURSTS:], times[1][WARM_UP_BURSTS:]
+
+
 def measure_bursts(
-    many: bursts.Load, config: dict[str, str], options: argparse.Namespace, progress: Progress, samples: Samples
+    many: BurstLoad, config: dict[str, str], options: argparse.Namespace, progress: Progress, samples: Samples
 ) -> None:
-    """Bursts on a cluster with many partitions and on one with as many as a burst has, in turns."""
+    """Compare bursts on a cluster with many partitions with those on a new cluster with as many as a burst has."""
     progress.say("starting another cluster ...")
     with harness.three_brokers(options.leaders, config) as cluster:
-        few = bursts.Load(cluster.bootstrap, create_partitions(cluster, bursts.BURST, progress))
-        times = progress.run(f"{options.bursts} bursts on both", bursts.alternate(many, few, options.bursts))
-    samples["burst_many_ms"] += times.many_ms
-    samples["burst_few_ms"] += times.few_ms
-    samples["burst_ratio"].append(times.ratio)
+        few = BurstLoad(cluster.bootstrap, create_partitions(cluster, BURST, progress))
+        times = progress.run(f"{options.bursts} bursts on both", alternate_bursts(many, few, options.bursts))
+    samples["burst_many_ms"] += times[0]
+    samples["burst_few_ms"] += times[1]
+    samples["burst_ratio"].append(statistics.median(one / other for one, other in zip(*times, strict=True)))
+
+
+# -- runs
 
 
 def measure_racks(progress: Progress, samples: Samples) -> None:
-    """What consumers in two racks read across racks, without a selector and with one; clusters of their own."""
+    """Measure what consumers read across racks, with and without a selector, on a new cluster each."""
     options = closest.arguments(["--quick"])
     for mode, key in (("off", "racks_off_kb_s"), ("fetch", "racks_on_kb_s")):
         progress.say(f"consumers in two racks, selector: {mode} ...")
-        told = closest.run_mode(mode, options, kills=False).brokers
-        samples[key].append(told.other / options.seconds / 1e3)
-        progress.say(f"  {told.own / 1e6:.2f} MB in the own rack, {told.other / 1e6:.2f} MB across")
-    samples["racks_share_percent"].append(told.share)
+        counted = closest.run_mode(mode, options, kills=False).brokers
+        samples[key].append(counted.other / options.seconds / 1e3)
+        progress.say(f"  {counted.own / 1e6:.2f} MB in the own rack, {counted.other / 1e6:.2f} MB across")
+    samples["racks_share_percent"].append(counted.share)
 
 
 def run_once(options: argparse.Namespace, progress: Progress, samples: Samples) -> None:
-    """One cluster from start to stop."""
+    """Measure one cluster from start to stop; BenchError, ClusterError, KafkaError, TimeoutError."""
     config = harness.key_values(options.config)
     followers = workload.REPLICAS - options.leaders
     progress.say(f"starting 1 controller, {options.leaders} leaders, {followers} followers ...")
@@ -160,49 +236,54 @@ def run_once(options: argparse.Namespace, progress: Progress, samples: Samples) 
     with harness.three_brokers(options.leaders, config) as cluster:
         samples["ready_s"].append(time.perf_counter() - begin)
         progress.say(f"  ready after {samples['ready_s'][-1]:.2f} s")
-        samples["memory_ready_mib"].append(system.pss_bytes(pids_of(cluster)) / (1 << 20))
+        samples["memory_ready_mib"].append(memory_mib(cluster))
         created: list[TopicPartition] = []
         if options.partitions:
             begin = time.perf_counter()
             created = create_partitions(cluster, options.partitions, progress)
             samples["create_s"].append(time.perf_counter() - begin)
-            progress.say(f"letting it settle for {_SETTLE_S} s ...")
-            time.sleep(_SETTLE_S)
+            progress.say(f"waiting for {SETTLE_S} s until new directories are synced ...")
+            time.sleep(SETTLE_S)
         else:
             measure_load(cluster, options, progress, samples)
             time.sleep(2)
-        samples["memory_loaded_mib"].append(system.pss_bytes(pids_of(cluster)) / (1 << 20))
-        progress.say(f"watching the idle cluster for {options.idle_seconds:g} s ...")
-        measure_idle(cluster, options.idle_seconds, samples)
+        samples["memory_loaded_mib"].append(memory_mib(cluster))
+        progress.say(f"idling for {options.idle_seconds:g} s ...")
+        cpu_percent, loopback_kb_s = system.idle_load(harness.pids(cluster), options.idle_seconds)
+        samples["idle_cpu_percent"].append(cpu_percent)
+        samples["idle_loopback_kb_s"].append(loopback_kb_s)
         if created and options.bursts:
-            measure_bursts(bursts.Load(cluster.bootstrap, created), config, options, progress, samples)
+            measure_bursts(BurstLoad(cluster.bootstrap, created), config, options, progress, samples)
     if not options.partitions:
         measure_racks(progress, samples)
 
 
 def main(given: Sequence[str]) -> int:
-    """Run, and print the figures of the runs that were completed."""
+    """Run, and print the figures of complete runs."""
     options = arguments(given)
     progress, samples = Progress(), Samples(list)
 
     def measure() -> None:
         for run in range(1, options.runs + 1):
-            progress.start_run(run, options.runs)
-            mine = Samples(list)
-            run_once(options, progress, mine)
-            for key, values in mine.items():
+            progress.run_name = f"run {run}/{options.runs}"
+            of_run = Samples(list)
+            run_once(options, progress, of_run)
+            for key, values in of_run.items():
                 samples[key] += values
 
-    def summaries() -> list[report.Summary]:
-        return report.summarize(samples, report.MANY_FIGURES if options.partitions else report.FIGURES)
+    def summaries() -> list[harness.Summary]:
+        targets = MANY_TARGETS if options.partitions else {}
+        figures = [
+            each._replace(target=targets[each.key], is_upper=True) if each.key in targets else each for each in FIGURES
+        ]
+        return harness.summarize(samples, figures)
 
     about = {"quick": options.quick, "partitions": options.partitions}
     return harness.run(
-        MODULE,
         options,
         measure,
-        figures=lambda: {**about, **report.figures(summaries())},
-        text=lambda: report.table(summaries(), markdown=options.markdown),
+        figures=lambda: {**about, **harness.as_json(summaries())},
+        text=lambda: harness.as_table(summaries(), markdown=options.markdown),
     )
 
 

@@ -1,4 +1,4 @@
-"""Charts of figures as SVG files, drawn by matplotlib. The same values give the same bytes."""
+"""Charts of figures as SVG, drawn by matplotlib. The same values give the same bytes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 mpl.rcParams.update({"svg.hashsalt": "kipmesh", "svg.fonttype": "none", "font.size": 9, "text.parse_math": False})
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73")
-"""Colours that readers with any colour vision tell apart; dashes tell further lines apart."""
+"""Colours that are distinct with any colour vision."""
 _INCH = 100
-"""Pixels."""
+"""Pixels per inch."""
 
 
 class Line(NamedTuple):
-    """Points from left to right, all above 0."""
+    """A line of positive points, from left to right."""
 
     name: str
     is_dashed: bool
@@ -28,18 +28,18 @@ class Line(NamedTuple):
 
 
 Panel = tuple[str, Callable[[float], str], Sequence[Line]]
-"""Title, how a value is written, lines."""
+"""Title, format of a value on the axis, and lines."""
 
 
 class Series(NamedTuple):
-    """One panel of columns: counts from the first window to the last."""
+    """A panel of columns: one count for each time window."""
 
     title: str
     counts: Sequence[int]
 
 
 class Bars(NamedTuple):
-    """One panel: a bar for each name."""
+    """A panel with a horizontal bar for each name."""
 
     title: str
     names: Sequence[str]
@@ -48,7 +48,7 @@ class Bars(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A median on the range that it comes from; all above 0."""
+    """A median and its range, all positive."""
 
     label: str
     least: float
@@ -57,7 +57,7 @@ class Span(NamedTuple):
 
 
 class Ratios(NamedTuple):
-    """One line of `ratios`: spans by colour, and the target."""
+    """A row of `ratios`: spans, one colour each, and the target."""
 
     name: str
     spans: Sequence[Span]
@@ -81,7 +81,7 @@ def _svg(figure: Figure) -> str:
 
 
 def lines(panels: Sequence[Panel], below: str) -> str:
-    """Draw panels of lines beside each other, on logarithmic axes; all panels have the same lines."""
+    """Draw panels of lines side by side, on logarithmic axes. All panels share the legend of the first."""
     figure, axes = _axes(1, len(panels), 380 * len(panels), 400)
     for each, (title, unit, shown) in zip(axes, panels, strict=True):
         for place, line in enumerate(shown):
@@ -98,7 +98,7 @@ def lines(panels: Sequence[Panel], below: str) -> str:
 
 
 def columns(panels: Sequence[Series], hours: int) -> str:
-    """Draw counts over time, one panel below the other; each two panels have one scale."""
+    """Draw counts over `hours`, panels stacked. Each two consecutive panels share a scale."""
     figure, axes = _axes(len(panels), 1, 820, 150 * len(panels))
     for place, (each, series) in enumerate(zip(axes, panels, strict=True)):
         pair = panels[place // 2 * 2 : place // 2 * 2 + 2]
@@ -111,7 +111,7 @@ def columns(panels: Sequence[Series], hours: int) -> str:
 
 
 def bars(panels: Sequence[Bars]) -> str:
-    """Draw bars with their values, one panel below the other, each with a scale of its own."""
+    """Draw bars with their values, panels stacked, each with its own scale."""
     figure, axes = _axes(len(panels), 1, 820, 60 * len(panels) + 22 * sum(len(panel.names) for panel in panels))
     for each, panel in zip(axes, panels, strict=True):
         colours = [COLOURS[place % len(COLOURS)] for place in range(len(panel.names))]
@@ -126,7 +126,7 @@ def bars(panels: Sequence[Bars]) -> str:
 
 
 def ratios(title: str, rows: Sequence[Ratios]) -> str:
-    """Draw ratios on one logarithmic axis: medians as dots on their ranges, and a green bar at the target."""
+    """Draw medians as dots on their ranges, on one logarithmic axis, with a green bar at the target."""
     figure, (axes,) = _axes(1, 1, 860, 110 + 30 * len(rows))
     for place, row in enumerate(rows):
         if row.target is not None:

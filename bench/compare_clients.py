@@ -1,7 +1,8 @@
-"""What `bench.compare` has a client do, each verb in a process of its own: `python -m bench.compare_clients VERB JSON`.
+"""Client steps of `bench.compare`, each run in a new process: `python -m bench.compare_clients VERB JSON`.
 
-librdkafka through confluent-kafka, with the same settings on every cluster. Values vary in size (half of the mean to
-one and a half) and content; every step ends with a check that all was acknowledged or read, and prints one JSON object.
+Uses librdkafka through confluent-kafka, with the same settings for every cluster. Values vary in content and in size,
+from half to one and a half of the mean. Each step checks that all records were acknowledged or read, and prints one
+JSON object. BenchError if a step fails or takes more than `STEP_SECONDS_MAX`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
-from bench.client_programs import values_of
 from bench.harness import BenchError
-from bench.workload import percentile
+from bench.workload import json_values, percentile
 
 STEP_SECONDS_MAX = 120
 PRODUCER: Mapping[str, Any] = {
@@ -34,10 +34,10 @@ CONSUMER: Mapping[str, Any] = {
     "queued.max.messages.kbytes": 65_536,
     "fetch.max.bytes": 50 << 20,
 }
-CREATE_AT_ONCE = 10
+TOPICS_PER_REQUEST = 10
 FAILOVER_PARTITIONS = 3
 RATE = 600
-"""Records a second while a leader is killed."""
+"""Records per second while a leader is killed."""
 WARM_S, AFTER_S = 2.5, 2.0
 _WARM_SHARE = 8
 
@@ -46,7 +46,7 @@ def _library() -> Any:
     try:
         return importlib.import_module("confluent_kafka")
     except ImportError:
-        raise BenchError("confluent-kafka is not installed") from None
+        raise BenchError("confluent-kafka is not installed; run: pip install confluent-kafka") from None
 
 
 def _admin(bootstrap: str) -> Any:
@@ -54,7 +54,7 @@ def _admin(bootstrap: str) -> Any:
 
 
 def brokers(bootstrap: str, timeout_s: float = 5) -> int:
-    """How many a broker knows of; 0 while none answers."""
+    """Return the number of brokers in the metadata of a cluster, or 0 if no broker responds within `timeout_s`."""
     ck = _library()
     try:
         return len(_admin(bootstrap).list_topics(timeout=timeout_s).brokers)
@@ -63,15 +63,15 @@ def brokers(bootstrap: str, timeout_s: float = 5) -> int:
 
 
 def create(bootstrap: str, topics: Mapping[str, int], config: Mapping[str, str] | None = None) -> dict[str, float]:
-    """Topics with three replicas; the time until all partitions have a leader and all replicas are in sync."""
+    """Create topics (name to partitions) with three replicas, and return the seconds until all replicas are in sync."""
     _library()
-    made = importlib.import_module("confluent_kafka.admin")
+    library = importlib.import_module("confluent_kafka.admin")
     admin, names = _admin(bootstrap), list(topics)
     begin = time.perf_counter()
-    for first in range(0, len(names), CREATE_AT_ONCE):
+    for first in range(0, len(names), TOPICS_PER_REQUEST):
         wanted = [
-            made.NewTopic(each, topics[each], 3, config=dict(config or {}))
-            for each in names[first : first + CREATE_AT_ONCE]
+            library.NewTopic(each, topics[each], 3, config=dict(config or {}))
+            for each in names[first : first + TOPICS_PER_REQUEST]
         ]
         for done in admin.create_topics(wanted, operation_timeout=60, request_timeout=90).values():
             done.result(STEP_SECONDS_MAX)
@@ -80,7 +80,7 @@ def create(bootstrap: str, topics: Mapping[str, int], config: Mapping[str, str] 
         if all(name in found and _is_complete(found[name], topics[name]) for name in names):
             return {"seconds": time.perf_counter() - begin}
         time.sleep(0.2)
-    raise BenchError(f"create: {len(names)} topics were not complete within {STEP_SECONDS_MAX} s")
+    raise BenchError(f"create: the replicas of {len(names)} topics were not in sync within {STEP_SECONDS_MAX} s")
 
 
 def _is_complete(topic: Any, partitions: int) -> bool:
@@ -89,8 +89,8 @@ def _is_complete(topic: Any, partitions: int) -> bool:
 
 
 def produce(bootstrap: str, topic: str, size: int, count: int) -> dict[str, float]:
-    """Records of that mean size; the clock stops when the last is acknowledged."""
-    producer, values = _library().Producer({"bootstrap.servers": bootstrap, **PRODUCER}), values_of(size)
+    """Produce `count` records of a mean size, and return seconds until the last acknowledgement, bytes and records."""
+    producer, values = _library().Producer({"bootstrap.servers": bootstrap, **PRODUCER}), json_values(size)
     failed: list[Any] = []
     volume = sum(len(values[i % len(values)]) for i in range(count))
 
@@ -108,18 +108,18 @@ def produce(bootstrap: str, topic: str, size: int, count: int) -> dict[str, floa
             except BufferError:
                 producer.poll(0.05)
                 if time.perf_counter() - begin > STEP_SECONDS_MAX:
-                    raise BenchError(f"produce: {i} of {count} records within {STEP_SECONDS_MAX} s") from None
+                    raise BenchError(f"produce: only {i} of {count} records within {STEP_SECONDS_MAX} s") from None
         if i % 1000 == 0:
             producer.poll(0)
     left = producer.flush(STEP_SECONDS_MAX)
     seconds = time.perf_counter() - begin
     if left or failed:
-        raise BenchError(f"produce: {left} left, {len(failed)} failed: {failed[:1]}")
+        raise BenchError(f"produce: {left} records pending, {len(failed)} failed: {failed[:1]}")
     return {"seconds": seconds, "bytes": volume, "records": count}
 
 
 def consume(bootstrap: str, topic: str, partitions: int, count: int) -> dict[str, float]:
-    """All records from the beginning; the clock starts before the first request."""
+    """Read all records, and return seconds, bytes and records. The time begins before the first request."""
     ck = _library()
     consumer = ck.Consumer({"bootstrap.servers": bootstrap, **CONSUMER})
     seen = volume = 0
@@ -128,7 +128,7 @@ def consume(bootstrap: str, topic: str, partitions: int, count: int) -> dict[str
     while seen < count:
         batch = consumer.consume(10_000, 10)
         if not batch or time.perf_counter() - begin > STEP_SECONDS_MAX:
-            raise BenchError(f"consume: {seen} of {count} records")
+            raise BenchError(f"consume: only {seen} of {count} records")
         for message in batch:
             if message.error():
                 raise BenchError(f"consume: {message.error()}")
@@ -140,12 +140,12 @@ def consume(bootstrap: str, topic: str, partitions: int, count: int) -> dict[str
 
 
 def latency(bootstrap: str, topic: str, count: int) -> dict[str, float]:
-    """One record of about 100 B at a time, and the wait until it is read."""
+    """Send single records of about 100 B, each after the previous one was read, and return p50 and p99 in ms."""
     ck = _library()
     producer = ck.Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 0})
     consumer = ck.Consumer({"bootstrap.servers": bootstrap, **CONSUMER})
     consumer.assign([ck.TopicPartition(topic, 0, 0)])
-    times, values, started = [], values_of(100), time.perf_counter()
+    times, values, started = [], json_values(100), time.perf_counter()
     for i in range(count):
         begin = time.perf_counter()
         producer.produce(topic, values[i % len(values)], partition=0)
@@ -159,9 +159,9 @@ def latency(bootstrap: str, topic: str, count: int) -> dict[str, float]:
                 raise BenchError("latency: a record did not arrive within 30 s")
         times.append((time.perf_counter() - begin) * 1e3)
         if message.value() != values[i % len(values)]:
-            raise BenchError("latency: another record came than the one that was sent")
+            raise BenchError("latency: read another record than the one sent")
         if time.perf_counter() - started > STEP_SECONDS_MAX:
-            raise BenchError(f"latency: {i} of {count} records within {STEP_SECONDS_MAX} s")
+            raise BenchError(f"latency: only {i} of {count} records within {STEP_SECONDS_MAX} s")
     producer.flush(10)
     consumer.close()
     ordered = sorted(times[count // _WARM_SHARE :])
@@ -170,43 +170,42 @@ def latency(bootstrap: str, topic: str, count: int) -> dict[str, float]:
 
 
 def complete(bootstrap: str, topic: str, partitions: int) -> dict[str, float]:
-    """The time until all partitions have a leader and three replicas in sync, as after a broker has come back."""
+    """Return the seconds until all partitions have a leader and three replicas in sync."""
     _library()
     admin, begin = _admin(bootstrap), time.perf_counter()
     while not _is_complete(admin.list_topics(topic, timeout=30).topics[topic], partitions):
         if time.perf_counter() - begin > STEP_SECONDS_MAX:
-            raise BenchError(f"complete: {topic} was not within {STEP_SECONDS_MAX} s")
+            raise BenchError(f"complete: the replicas of {topic} were not in sync within {STEP_SECONDS_MAX} s")
         time.sleep(0.2)
     return {"seconds": time.perf_counter() - begin}
 
 
 class Acknowledgements:
-    """Of the records of each partition, which come in the order in which they were sent; times in s."""
+    """Times (s) of sending and acknowledgement of the records of each partition, in the order of sending."""
 
     def __init__(self, partitions: int) -> None:
         self.sent: list[list[float]] = [[] for _ in range(partitions)]
         self.came: list[list[float]] = [[] for _ in range(partitions)]
 
     def is_warm(self) -> bool:
-        """Whether enough came for a steady state."""
+        """Return whether each partition has enough acknowledgements for a steady state."""
         return all(len(each) > 50 for each in self.came)
 
     def has_recovered(self, partition: int, killed_at: float) -> bool:
-        """Whether a record was acknowledged that was sent after that: by another leader, that is."""
+        """Return whether a record that was sent after `killed_at` is acknowledged, and so by a new leader."""
         came = len(self.came[partition])
         return came > 0 and self.sent[partition][came - 1] > killed_at
 
     def longest_gap(self, killed_at: float) -> float:
-        """The longest time between two acknowledgements of one partition of which the second came after that."""
+        """Return the longest time between two acknowledgements of a partition, the second of them after `killed_at`."""
         return max(after - before for came in self.came for before, after in pairwise(came) if after > killed_at)
 
 
 def failover(bootstrap: str, topic: str, delay_s: float) -> dict[str, float]:
-    """Small records to each partition all the time, `RATE` in all: the longest gap around the end of a leader.
+    """Produce small records at `RATE` while the leader of partition 0 is killed, and return the longest gap.
 
-    Once it is warm and `delay_s` have passed, one line with the number of the broker that leads partition 0 is printed:
-    it is to be killed then, and a line on standard input says that it was. It ends `AFTER_S` after another leader has
-    acknowledged a record.
+    After a warm-up and `delay_s` seconds, prints the id of the leader of partition 0. The parent process kills that
+    broker and confirms with a line on standard input. Ends `AFTER_S` after a new leader has acknowledged a record.
     """
     config = {"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 0, "enable.idempotence": True}
     producer, admin = _library().Producer(config), _admin(bootstrap)
@@ -219,48 +218,43 @@ def failover(bootstrap: str, topic: str, delay_s: float) -> dict[str, float]:
             seen.came[message.partition()].append(time.perf_counter())
 
     begin = due = time.perf_counter()
-    told_at = killed_at = ends_at = math.inf
+    printed_at = killed_at = ends_at = math.inf
     while (now := time.perf_counter()) < ends_at and not failed:
         if now - begin > STEP_SECONDS_MAX:
-            raise BenchError(f"failover: not over within {STEP_SECONDS_MAX} s")
+            raise BenchError(f"failover: no new leader within {STEP_SECONDS_MAX} s")
         for partition in range(FAILOVER_PARTITIONS):
             producer.produce(topic, b"x" * 100, partition=partition, on_delivery=delivered)
             seen.sent[partition].append(time.perf_counter())
         due += FAILOVER_PARTITIONS / RATE
         while (left_s := due - time.perf_counter()) > 0:
             producer.poll(left_s)
-        if told_at == math.inf and now - begin > WARM_S + delay_s and seen.is_warm():
+        if printed_at == math.inf and now - begin > WARM_S + delay_s and seen.is_warm():
             sys.stdout.write(f"{admin.list_topics(topic, timeout=30).topics[topic].partitions[0].leader}\n")
             sys.stdout.flush()
-            told_at = now
-        elif killed_at == math.inf and now > told_at and select.select([sys.stdin], [], [], 0)[0]:
+            printed_at = now
+        elif killed_at == math.inf and now > printed_at and select.select([sys.stdin], [], [], 0)[0]:
             sys.stdin.readline()
             killed_at = time.perf_counter()
         elif ends_at == math.inf and seen.has_recovered(0, killed_at):
             ends_at = now + AFTER_S
     if producer.flush(30) or failed:
         raise BenchError(f"failover: {len(failed)} records failed: {failed[:1]}")
-    return {"gap_s": seen.longest_gap(told_at), "acknowledged": sum(map(len, seen.came))}
+    return {"gap_s": seen.longest_gap(printed_at), "acknowledged": sum(map(len, seen.came))}
 
 
 VERBS: Mapping[str, Callable[..., dict[str, float]]] = {
-    "create": create,
-    "produce": produce,
-    "consume": consume,
-    "latency": latency,
-    "complete": complete,
-    "failover": failover,
+    step.__name__: step for step in (create, produce, consume, latency, complete, failover)
 }
 
 
 def main(given: list[str]) -> int:
-    """One verb."""
+    """Run one step and print its result, or one line on standard error; 1 if the step failed."""
     try:
         found = VERBS[given[0]](**json.loads(given[1]))
     except BenchError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    except Exception as error:  # of the library: one line says it
+    except Exception as error:  # an error of the library
         sys.stderr.write(f"{given[0]}: {type(error).__name__}: {error}\n")
         return 1
     sys.stdout.write(f"{json.dumps(found)}\n")

@@ -1,21 +1,19 @@
-"""The clusters that `bench.compare` compares: ours in two shapes, Apache Kafka as it is and with our timeouts.
+"""Clusters that `bench.compare` compares: kipmesh in two shapes, Apache Kafka with its defaults and with our timeouts.
 
-Three brokers each, three replicas. Ours has three controllers of their own; each broker of Apache Kafka is a controller
-as well, which needs the fewest JVMs.
+Each has three brokers and three replicas. kipmesh has three separate controllers. Each broker of Apache Kafka is a
+controller as well, which needs the fewest JVMs.
 """
 
 from __future__ import annotations
 
-import re
 import time
-import urllib.request
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
-from bench import compare_clients, system
+from bench import compare_clients, harness, system
 from bench.harness import BenchError
-from bench.kafka_broker import HEAP, KafkaBroker, KafkaCluster, jmx_values
-from kipmesh.cluster import LocalCluster, NodeInfo, Role
+from bench.kafka import HEAP, KafkaBroker, KafkaCluster, jmx_values
+from kipmesh.cluster import NodeInfo
 
 READY_SECONDS_MAX = 180
 TUNED: Mapping[str, str] = {
@@ -25,32 +23,11 @@ TUNED: Mapping[str, str] = {
     "controller.quorum.election.timeout.ms": "500",
     "group.initial.rebalance.delay.ms": "0",
 }
-"""The timeouts that ours has by default, in Apache Kafka's configuration."""
-
-
-class Running(Protocol):
-    """A cluster that is up."""
-
-    bootstrap: str
-
-    def pids(self) -> list[int]:
-        """All processes."""
-
-    def kill(self, broker: int) -> None:
-        """SIGKILL to that broker."""
-
-    def restart(self, broker: int) -> None:
-        """One that was killed begins again."""
-
-    def bytes_out(self) -> float:
-        """What all brokers say that they sent to consumers since they began."""
-
-    def stop(self) -> None:
-        """End all."""
+"""Default timeouts of kipmesh, as configuration of Apache Kafka."""
 
 
 class Apache:
-    """Apache Kafka."""
+    """A running cluster of Apache Kafka with additional properties. Brokers are numbered from 1."""
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         self._cluster = KafkaCluster(3, HEAP, lambda _broker: properties)
@@ -61,97 +38,93 @@ class Apache:
         return [broker for broker in self._cluster.brokers if broker.is_running]
 
     def pids(self) -> list[int]:
-        """All processes."""
+        """Return the process ids of all nodes."""
         return system.with_children(broker.pid for broker in self._alive())
 
     def kill(self, broker: int) -> None:
-        """SIGKILL to that broker."""
+        """Send SIGKILL to a broker."""
         self._cluster.brokers[broker - 1].kill()
 
     def restart(self, broker: int) -> None:
-        """One that was killed begins again."""
+        """Restart a killed broker."""
         self._cluster.brokers[broker - 1].start()
 
     def bytes_out(self) -> float:
-        """To consumers, of all brokers."""
+        """Return the bytes that all brokers sent to consumers since their start, by their metrics."""
         name = "kafka.server:type=BrokerTopicMetrics,name=BytesOutPerSec"
         found = [jmx_values(broker, [name]) for broker in self._alive()]
         return sum(value for each in found for key, value in each.items() if key.endswith(":Count"))
 
     def stop(self) -> None:
-        """End all, by SIGKILL: in good order the last ones would wait a minute for a quorum that is gone."""
+        """Kill all nodes. A clean stop of the last ones would wait a minute for the lost quorum."""
         for broker in self._alive():
             broker.kill()
-        self._cluster.__exit__(None, None, None)
+        self._cluster.stop()
 
 
 class Ours:
-    """Ours, as processes."""
+    """A running cluster of kipmesh processes. Raises BenchError if it has no Kafka listener."""
 
     def __init__(self, leaders: int) -> None:
-        self._cluster = LocalCluster(mode="processes", controllers=3, leaders=leaders, followers=3 - leaders)
+        self._cluster = harness.three_brokers(leaders, controllers=3)
         self._cluster.up()
         found = self._cluster.kafka_bootstrap
         if found is None:
             self._cluster.down()
-            raise BenchError("this cluster has no Kafka listener")
+            raise BenchError("the cluster has no Kafka listener")
         self.bootstrap = found
 
     def _brokers(self) -> Sequence[NodeInfo]:
-        return [node for node in self._cluster.nodes if node.role in (Role.LEADER, Role.FOLLOWER)]
+        return [node for node in self._cluster.nodes if node.role.is_broker]
 
     def pids(self) -> list[int]:
-        """All processes."""
-        return system.with_children(node.pid for node in self._cluster.nodes if node.pid is not None)
+        """Return the process ids of all nodes."""
+        return harness.pids(self._cluster)
 
     def kill(self, broker: int) -> None:
-        """SIGKILL to that broker."""
+        """Send SIGKILL to a broker."""
         self._cluster.kill(self._name(broker))
 
     def restart(self, broker: int) -> None:
-        """One that was killed begins again."""
+        """Restart a killed broker."""
         self._cluster.start(self._name(broker))
 
     def _name(self, broker: int) -> str:
         return next(node.name for node in self._brokers() if node.node_id == broker)
 
     def bytes_out(self) -> float:
-        """To consumers, of all brokers."""
-        total = 0.0
-        for node in self._brokers():
-            with urllib.request.urlopen(f"http://{node.http}/metrics", timeout=30) as answer:
-                text = answer.read().decode()
-            pattern = r"^kafka_server_brokertopicmetrics_bytesout_total(?:\{.*\})? (\S+)$"
-            total += sum(map(float, re.findall(pattern, text, re.MULTILINE)))
-        return total
+        """Return the bytes that all brokers sent to consumers since their start, by their metrics."""
+        name = "kafka_server_brokertopicmetrics_bytesout_total"
+        return sum(harness.metric(node.http, name) for node in self._brokers())
 
     def stop(self) -> None:
-        """End all."""
+        """Stop all nodes."""
         self._cluster.down()
 
 
+Running: TypeAlias = Ours | Apache
 _ALL = ("ready", "memory", "latency", "produce", "consume", "failover", "many")
 
 
 class Shape(NamedTuple):
-    """A kind of cluster."""
+    """A kind of cluster to compare."""
 
     key: str
     label: str
     leaders: int = 0
-    """Of ours; 0 for Apache Kafka."""
+    """Preferred leaders among the three brokers of kipmesh; 0 for Apache Kafka."""
     properties: Mapping[str, str] = {}
     groups: Sequence[str] = _ALL
-    """What is measured on it."""
+    """Groups of figures that are measured."""
 
     def start(self) -> tuple[Running, float]:
-        """Up, and how many seconds after nothing was there; a client knows of three brokers then."""
+        """Start a cluster, and return it with the seconds until a client sees three brokers; BenchError."""
         begin = time.perf_counter()
         running: Running = Ours(self.leaders) if self.leaders else Apache(self.properties)
         try:
             while compare_clients.brokers(running.bootstrap) < 3:
                 if time.perf_counter() - begin > READY_SECONDS_MAX:
-                    raise BenchError(f"{self.label}: not ready within {READY_SECONDS_MAX} s")
+                    raise BenchError(f"{self.label}: no three brokers within {READY_SECONDS_MAX} s")
                 time.sleep(0.02)
         except BaseException:
             running.stop()

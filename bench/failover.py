@@ -1,10 +1,11 @@
-"""`python -m bench.failover`: how long nothing goes on when the active controller or a partition's leader fails.
+"""`python -m bench.failover`: time without progress when the active controller or the leader of a partition fails.
 
-Of the active controller: three controllers and two brokers as processes; clients create topics all the time through the
-brokers. The gap of a fault is the longest time between two acknowledged creations that ended after it. Each run is a
-new mesh in which every kind of fault happens once, to whichever controller is active then; the next comes when all
-replicas have caught up. Of a partition's leader (`leader-...`): see `bench.leader_failover`; a mesh of its own in each
-run. Progress goes to standard error, the figures to standard output.
+Each run starts a new cluster of processes, in which each fault happens once, to the node that is active or leads at
+that time. The gap of a fault is the longest time between two acknowledgements of which the second came after the fault.
+
+- Active controller: three controllers and two brokers. Clients create topics through the brokers.
+- Leader of a partition (`leader-...`): three controllers and three brokers. Producers send single records, acks=all, to
+  one partition with three replicas.
 """
 
 from __future__ import annotations
@@ -14,28 +15,64 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from bench import harness, leader_failover, report
-from bench.creations import Creations
-from bench.faults import FAULTS
-from bench.quorum_cluster import QuorumCluster
+from bench import harness
+from bench.continuous_load import TOPIC, ContinuousLoad, Creations, Records
+from bench.harness import Figure
+from bench.quorum_cluster import QuorumCluster, wait_for
+from kipmesh.client import AdminClient
+from kipmesh.client.types import NewTopic
 
-MODULE = "bench.failover"
 
-TARGET_S = 1.5
-"""Of each fault of the active controller."""
-TOPICS = (50, 100, 50)
-"""That are created before a fault, while it lasts, and after its end, at least."""
+class Fault(NamedTuple):
+    """A fault of a node: functions of the cluster and the node's name that cause it and end it."""
+
+    label: str
+    begin: Callable[[QuorumCluster, str], object]
+    end: Callable[[QuorumCluster, str], object]
+
+
+def _heal(cluster: QuorumCluster, _name: str) -> None:
+    cluster.heal()
+
+
+def _kill_with_active(cluster: QuorumCluster, name: str) -> None:
+    for each in {name, cluster.active().name}:
+        cluster.kill(each)
+
+
+def _start_dead(cluster: QuorumCluster, _name: str) -> None:
+    cluster.start(*[name for name in cluster.nodes if not cluster.is_running(name)])
+
+
+isolate = QuorumCluster.isolate
+FAULTS: Mapping[str, Fault] = {
+    "kill": Fault("SIGKILL", QuorumCluster.kill, QuorumCluster.start),
+    "stop": Fault("SIGTERM", QuorumCluster.stop, QuorumCluster.start),
+    "pause": Fault("SIGSTOP", QuorumCluster.pause, QuorumCluster.resume),
+    "cut": Fault("cut off in both directions", isolate, _heal),
+    "mute": Fault("cut off: what it sends", partial(isolate, receives=True), _heal),
+    "deaf": Fault("cut off: what it receives", partial(isolate, sends=True), _heal),
+    "voters": Fault("cut off from the other controllers only", partial(isolate, from_brokers=False), _heal),
+    "both": Fault("SIGKILL of it and of the active controller", _kill_with_active, _start_dead),
+}
+"""All but `both` apply to the active controller. `kill`, `stop`, `pause` and `both` apply to any other node."""
+CONTROLLER_TARGET_S = 1.5
+LEADER_TARGETS_S = {"kill": 1.5, "pause": 4.0, "stop": 1.5, "both": None}
+"""Faults of a partition's leader, and the targets of their medians."""
 LEADER = "leader-"
-"""Begins the names of the faults of a partition's leader; the others are the active controller's."""
+"""Prefix of the names of these faults."""
+TOPICS, RECORDS = (50, 100, 50), (100, 200, 100)
+"""Minimum of acknowledgements before a fault, while it lasts, and after its end."""
 FIGURES = [
-    *[report.Figure(kind, fault.label, "s", TARGET_S, True) for kind, fault in FAULTS.items() if kind != "both"],
+    *[Figure(kind, fault.label, "s", CONTROLLER_TARGET_S, True) for kind, fault in FAULTS.items() if kind != "both"],
     *[
-        report.Figure(f"{LEADER}{kind}", f"partition leader: {FAULTS[kind].label}", "s", target_s, True)
-        for kind, target_s in leader_failover.TARGETS_S.items()
+        Figure(f"{LEADER}{kind}", f"partition leader: {FAULTS[kind].label}", "s", target_s, True)
+        for kind, target_s in LEADER_TARGETS_S.items()
     ],
 ]
 Gaps: TypeAlias = defaultdict[str, list[float]]
@@ -43,98 +80,135 @@ Gaps: TypeAlias = defaultdict[str, list[float]]
 
 
 class Outcome(NamedTuple):
-    """What one fault did."""
+    """Effect of one fault."""
 
     gap_s: float
     before: str
+    """Name of the active controller, or of the leader, before the fault."""
     after: str
-    """The active controller's name before the fault, and after its end."""
-    creations: Creations
+    """The same after the end of the fault."""
+    load: ContinuousLoad
 
 
-def suffer(mesh: QuorumCluster, kind: str, topics: tuple[int, int, int] = TOPICS) -> Outcome:
-    """One fault of the active controller under creations, undone at the end; QuorumError, TimeoutError."""
-    fault, (first, during, after) = FAULTS[kind], topics
-    prefix = f"{kind}-{time.monotonic_ns() // 1_000_000}"
-    with Creations(mesh.portal, [broker.grpc for broker in mesh.brokers], prefix) as creations:
-        creations.more(first)
-        before = mesh.active().name
+def inject_fault(
+    cluster: QuorumCluster, kind: str, load: ContinuousLoad, current: Callable[[], str], counts: tuple[int, int, int]
+) -> tuple[Outcome, float]:
+    """Cause a fault under load, end it, and return its effect and its time; QuorumError, TimeoutError.
+
+    Args:
+        current: returns the name of the node that the fault happens to.
+        counts: minimum of acknowledgements before the fault, while it lasts, and after its end.
+    """
+    fault, (first, during, after) = FAULTS[kind], counts
+    with load:
+        load.more(first)
+        before = current()
         since = time.monotonic()
-        fault.do(mesh, before)
-        creations.more(during)
-        fault.undo(mesh, before)
-        creations.more(after)
-    return Outcome(creations.gap_s(since), before, mesh.active().name, creations)
+        fault.begin(cluster, before)
+        load.more(during)
+        gap_s = load.gap_s(since)
+        fault.end(cluster, before)
+        load.more(after)
+    return Outcome(gap_s, before, current(), load), since
+
+
+def fail_controller(cluster: QuorumCluster, kind: str, topics: tuple[int, int, int] = TOPICS) -> Outcome:
+    """Cause a fault of the active controller while clients create topics; QuorumError, TimeoutError.
+
+    The gap may also be after the end of the fault, which can cause another election.
+    """
+    brokers = [broker.grpc for broker in cluster.brokers]
+    creations = Creations(cluster.portal, brokers, f"{kind}-{time.monotonic_ns() // 1_000_000}")
+    outcome, since = inject_fault(cluster, kind, creations, lambda: cluster.active().name, topics)
+    return outcome._replace(gap_s=creations.gap_s(since))
+
+
+def fail_leader(cluster: QuorumCluster, kind: str) -> Outcome:
+    """Cause a fault of the leader of the partition of `TOPIC` under load; QuorumError, TimeoutError."""
+    return inject_fault(cluster, kind, Records(cluster), lambda: leader(cluster), RECORDS)[0]
+
+
+def create_topic(cluster: QuorumCluster) -> None:
+    """Create `TOPIC` with one partition and three replicas; KafkaError."""
+
+    async def create() -> None:
+        async with AdminClient(cluster.bootstrap) as admin:
+            await admin.create_topics([NewTopic(TOPIC, 1, 3)])
+
+    cluster.run(create())
+
+
+def leader(cluster: QuorumCluster) -> str:
+    """Wait until the partition of `TOPIC` has three replicas in sync, and return its leader's name; QuorumError."""
+    found = (-1, 0)
+
+    async def describe() -> tuple[int, int]:
+        async with AdminClient(cluster.bootstrap) as admin:
+            (topic,) = await admin.describe_topics([TOPIC])
+            return topic.partitions[0].leader_id, len(topic.partitions[0].isr)
+
+    def in_sync() -> bool:
+        nonlocal found
+        found = cluster.run(describe())
+        return found[0] >= 0 and found[1] == 3
+
+    wait_for(in_sync, lambda: f"leader with three replicas in sync: {found}")
+    return next(node.name for node in cluster.brokers if node.node_id == found[0])
 
 
 def arguments(given: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
-    parser = harness.parser(MODULE, __doc__, markdown=harness.TABLE)
-    parser.add_argument("--runs", type=int, default=5, help="how often each fault happens (5)")
+    """Parse the command line."""
+    parser = harness.Parser("bench.failover", __doc__, markdown=harness.TABLE)
+    parser.number("--runs", "how often each fault happens", 5)
     kinds = [figure.key for figure in FIGURES]
     parser.add_argument("--kinds", nargs="+", choices=kinds, default=kinds, help="only these faults")
     parser.add_argument("--config", action="append", default=[], metavar="KEY=VALUE", help="configuration of the nodes")
-    options = parser.parse_args(given)
-    if options.runs < 1:
-        parser.error("runs from 1")
-    return options
+    return parser.parse(given)
 
 
-def run_controllers(run: str, kinds: Sequence[str], config: dict[str, str], gaps: Gaps) -> None:
-    """One mesh, each kind of fault of the active controller once."""
+def run_cluster(run: str, kinds: Sequence[str], config: dict[str, str], gaps: Gaps, *, of_leader: bool) -> None:
+    """Cause the faults of one kind of node on a new cluster, and add the gaps to `gaps`."""
     with (
-        tempfile.TemporaryDirectory(prefix="kipmesh-failover-") as folder,
-        QuorumCluster(Path(folder), controllers=3, brokers=2, config=config) as mesh,
+        tempfile.TemporaryDirectory(prefix="kipmesh-failover-") as directory,
+        QuorumCluster(Path(directory), controllers=3, brokers=3 if of_leader else 2, config=config) as cluster,
     ):
+        if of_leader:
+            create_topic(cluster)
         for kind in kinds:
-            mesh.wait_caught_up()
-            found = suffer(mesh, kind)
+            if of_leader:
+                found = fail_leader(cluster, kind.removeprefix(LEADER))
+            else:
+                cluster.wait_caught_up()
+                found = fail_controller(cluster, kind)
             gaps[kind].append(found.gap_s)
-            told = f"{run}: {kind}: {found.gap_s:.2f} s, {found.before} -> {found.after}"
-            harness.say(MODULE, f"{told}, {len(found.creations.times)} topics, {len(found.creations.unknown)} failed")
-
-
-def run_leaders(run: str, kinds: Sequence[str], config: dict[str, str], gaps: Gaps) -> None:
-    """One mesh, each kind of fault of the partition's leader once."""
-    with (
-        tempfile.TemporaryDirectory(prefix="kipmesh-failover-") as folder,
-        QuorumCluster(Path(folder), controllers=3, brokers=3, config=config) as mesh,
-    ):
-        leader_failover.prepare(mesh)
-        for kind in kinds:
-            found = leader_failover.suffer(mesh, kind.removeprefix(LEADER))
-            gaps[kind].append(found.gap_s)
-            harness.say(
-                MODULE, f"{run}: {kind}: {found.gap_s:.2f} s, {found.before} -> {found.after}, {found.failed} failed"
-            )
+            acknowledged = f"{len(found.load.times)} acknowledged"
+            harness.say(f"{run}: {kind}: {found.gap_s:.2f} s, {found.before} -> {found.after}, {acknowledged}")
 
 
 def run_all(options: argparse.Namespace, gaps: Gaps) -> None:
-    """All runs; `gaps` gets what is measured as it comes."""
+    """Run all faults and add the gaps to `gaps`; QuorumError, KafkaError, TimeoutError."""
     config = harness.key_values(options.config)
-    of_leaders = [kind for kind in options.kinds if kind.startswith(LEADER)]
-    of_controllers = [kind for kind in options.kinds if kind not in of_leaders]
     for number in range(1, options.runs + 1):
-        for measure, kinds in ((run_controllers, of_controllers), (run_leaders, of_leaders)):
+        for of_leader in (False, True):
+            kinds = [kind for kind in options.kinds if kind.startswith(LEADER) == of_leader]
             if kinds:
-                measure(f"run {number}/{options.runs}", kinds, config, gaps)
+                run_cluster(f"run {number}/{options.runs}", kinds, config, gaps, of_leader=of_leader)
 
 
 def main(given: Sequence[str]) -> int:
-    """Run, and print the figures of what was measured."""
+    """Run, and print the figures that were measured."""
     options = arguments(given)
     gaps: Gaps = defaultdict(list)
 
     def figures() -> dict[str, Any]:
         targets = {figure.key: figure.target for figure in FIGURES}
-        return {"targets_s": targets, **report.figures(report.summarize(gaps, FIGURES)), "gaps_s": gaps}
+        return {"targets_s": targets, **harness.as_json(harness.summarize(gaps, FIGURES)), "gaps_s": gaps}
 
     return harness.run(
-        MODULE,
         options,
         lambda: run_all(options, gaps),
         figures=figures,
-        text=lambda: report.table(report.summarize(gaps, FIGURES), markdown=options.markdown),
+        text=lambda: harness.as_table(harness.summarize(gaps, FIGURES), markdown=options.markdown),
     )
 
 

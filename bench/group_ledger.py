@@ -1,10 +1,10 @@
-"""What the members of a group did, written down as it happened, and what must hold of it: for `python -m bench.groups`.
+"""Records what the members of a group did, and checks the rules of groups: for `python -m bench.groups`.
 
-A life is one consumer from its start to its end, by a number of its own. Nothing here knows of the network or a clock.
+A life is one consumer from its start to its end, with a number. Sans-IO: callers supply times.
 
-Must hold: a partition has at most one owner a generation; every acknowledged record was read; no record is at two
-offsets; a record that was read twice was read by a life that died, lost its membership or could not commit. From the
-records of `__consumer_offsets`: generations go up, each assigns a partition once, and no committed offset goes back.
+Rules: a partition has at most one owner per generation; every acknowledged record was read; a record has one offset; a
+record was read twice only if its first reader died, lost its membership or could not commit. From the records of
+`__consumer_offsets`: generations increase, each assigns a partition once, and committed offsets do not decrease.
 """
 
 from __future__ import annotations
@@ -21,104 +21,106 @@ EXAMPLES_MAX = 5
 
 
 class End(StrEnum):
-    """How a life's possession of a partition ended."""
+    """How a life's ownership of a partition ended."""
 
-    COMMITTED = "given up after a commit"
-    UNCOMMITTED = "given up, and its commit failed"
-    LOST = "its membership was lost"
+    COMMITTED = "revoked after a commit"
+    UNCOMMITTED = "revoked, and the commit failed"
+    LOST = "membership lost"
     DIED = "died"
 
 
 CAUSES = (End.DIED, End.LOST, End.UNCOMMITTED)
-"""What makes that a record is read again, the likeliest first."""
+"""Ends after which records are read again, the most likely first."""
 
 
 class Pauses(NamedTuple):
-    """Times without a new record of a partition, in seconds."""
+    """Times without a new record of a partition."""
 
     longest_s: float
     median_s: float
-    """Of the longest of each partition."""
+    """Median of the longest pauses of all partitions."""
     partition: int
-    """That had the longest."""
+    """Partition with the longest pause, or -1."""
 
 
 class Ledger:
-    """See the module. Times are seconds of one clock."""
+    """Records events of all lives and checks the rules. Times are seconds of one clock."""
 
     def __init__(self, partitions: int) -> None:
         self.partitions = partitions
         self.joins = self.leaves = self.deaths = self.losses = self.failed_commits = 0
         self.failed_polls: Counter[str] = Counter()
-        """Errors that `poll` raised, by name."""
+        """Number of errors raised by `poll`, by name."""
         self.problems: list[str] = []
-        """What must not be."""
+        """Violations of rules."""
         self.generations: set[int] = set()
-        """That some member was assigned partitions in."""
+        """Generations in which a member was assigned partitions."""
         self.reads = 0
-        """Records that were read, each as often as it was."""
+        """Number of records read, including repeated ones."""
         self._owners: dict[tuple[int, int], str] = {}
         self._last_reader: dict[tuple[int, int], int] = {}
-        self._places: dict[bytes, tuple[int, int]] = {}
+        self._positions: dict[bytes, tuple[int, int]] = {}
         self._again: list[tuple[int, int, int, int]] = []
         self._ends: defaultdict[tuple[int, int], set[End]] = defaultdict(set)
         self._new_at: dict[int, float] = {}
         self._longest: dict[int, tuple[float, float]] = {}
 
-    # --- what happens ------------------------------------------------------------------------------------------------
+    # --- events ------------------------------------------------------------------------------------------------------
 
     def assigned(self, generation: int, member_id: str, partitions: Iterable[int]) -> None:
-        """A member has these, all together, in a generation."""
+        """Record the whole assignment of a member in a generation."""
         self.generations.add(generation)
         for partition in partitions:
             owner = self._owners.setdefault((generation, partition), member_id)
             if owner != member_id:
-                self.problems.append(f"partition {partition}, generation {generation}: {owner} and {member_id} own it")
+                self.problems.append(
+                    f"partition {partition}, generation {generation}: owned by {owner} and {member_id}"
+                )
 
     def ended(self, life: int, partitions: Iterable[int], end: End) -> None:
-        """A life has these no more."""
+        """Record that a life no longer owns the partitions."""
         for partition in partitions:
             self._ends[life, partition].add(end)
 
     def read(self, life: int, partition: int, offset: int, value: bytes, now: float) -> None:
-        """A life has processed a record."""
+        """Record that a life has processed a record at time `now`."""
         self.reads += 1
-        where = partition, offset
-        before = self._last_reader.get(where)
-        self._last_reader[where] = life
+        position = partition, offset
+        before = self._last_reader.get(position)
+        self._last_reader[position] = life
         if before is not None:
             self._again.append((before, life, partition, offset))
             return
-        place = self._places.setdefault(value, where)
-        if place != where:
-            self.problems.append(f"{value!r} is at {place} and at {where}")
+        first = self._positions.setdefault(value, position)
+        if first != position:
+            self.problems.append(f"{value!r} is at {first} and at {position}")
         last = self._new_at.get(partition)
         self._new_at[partition] = now
         if last is not None and now - last > self._longest.get(partition, (0.0, 0.0))[0]:
             self._longest[partition] = now - last, now
 
-    # --- what came of it ---------------------------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------------------------
 
     @property
     def changes(self) -> int:
-        """Changes of the membership: who lost it came back, which is a change, too."""
+        """Number of changes of the membership. A lost membership counts twice, because the member rejoins."""
         return self.joins + self.leaves + self.deaths + 2 * self.losses
 
     def missing(self, acknowledged: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Of these (partition, offset) the ones that nobody has read."""
-        return [where for where in acknowledged if where not in self._last_reader]
+        """Return those of the acknowledged (partition, offset) that no life has read."""
+        return [position for position in acknowledged if position not in self._last_reader]
 
     def repeats(self) -> dict[End | None, int]:
-        """Records that were read again, by the cause; None where there was no reason to."""
+        """Return the number of repeated reads by cause; None is the key of those without a cause."""
         found: Counter[End | None] = Counter()
         for before, life, partition, _ in self._again:
-            # Who lost its membership may read on until it hears of that: also after the next owner has read.
+            # A life may read on after it has lost its membership, even after the next owner has read.
             ends = self._ends[before, partition] | (self._ends[life, partition] & {End.LOST})
             found[next((cause for cause in CAUSES if cause in ends), None)] += 1
         return dict(found)
 
     def pauses(self) -> Pauses:
-        """Of all partitions that were read."""
+        """Return the pauses of all partitions that were read."""
         if not self._longest:
             return Pauses(0.0, 0.0, -1)
         longest = max(self._longest, key=lambda partition: self._longest[partition][0])
@@ -126,29 +128,29 @@ class Ledger:
         return Pauses(self._longest[longest][0], median_s, longest)
 
     def verdicts(self, acknowledged: Iterable[tuple[int, int]]) -> list[str]:
-        """All that does not hold, at most a few of a kind."""
+        """Return all violations, at most `EXAMPLES_MAX` of a kind, given the acknowledged (partition, offset)."""
         found = self.problems[:EXAMPLES_MAX]
         missing = self.missing(acknowledged)
         if missing:
-            found.append(f"{len(missing)} acknowledged records were not read, for example {missing[:EXAMPLES_MAX]}")
+            found.append(f"{len(missing)} acknowledged records were not read, e.g. {missing[:EXAMPLES_MAX]}")
         unexplained = self.repeats().get(None, 0)
         if unexplained:
-            found.append(f"{unexplained} records were read again though who read them first had committed")
+            found.append(f"{unexplained} records were read again although their first reader had committed")
         return found
 
 
 class LogFacts(NamedTuple):
-    """What the records of a group in `__consumer_offsets` say."""
+    """Facts from the records of a group in `__consumer_offsets`."""
 
     last_generation: int
     stable_generations: int
-    """That have an assignment."""
+    """Number of generations that have an assignment."""
     commits: int
     problems: Sequence[str]
 
 
 def facts_of_log(group_id: str, topic: str, records: Iterable[Record]) -> LogFacts:
-    """Follow the records of a group in the order of the log."""
+    """Check the records of a group in the order of the log, and return the facts."""
     generation, stable, commits = 0, 0, 0
     problems: list[str] = []
     committed: dict[int, int] = {}
@@ -158,18 +160,20 @@ def facts_of_log(group_id: str, topic: str, records: Iterable[Record]) -> LogFac
         if isinstance(record, GroupRecord):
             value = record.value
             if value.generation <= generation:
-                problems.append(f"generation {value.generation} is in the log after {generation}")
+                problems.append(f"generation {value.generation} follows {generation} in the log")
             generation = value.generation
             stable += bool(value.members)
             lists = [flat(decode_assignment(one.assignment).assigned_partitions) for one in value.members]
-            counts = Counter(where for owned in lists for where in owned)
-            twice = [where for where, count in counts.items() if count > 1]
+            counts = Counter(each for owned in lists for each in owned)
+            twice = [each for each, count in counts.items() if count > 1]
             if twice:
-                problems.append(f"generation {generation} assigns twice: {twice}")
+                problems.append(f"generation {generation} assigns partitions twice: {twice}")
         elif record.key.topic == topic:
             commits += 1
             partition, offset = record.key.partition, record.value.offset
             if offset < committed.get(partition, 0):
-                problems.append(f"the offset of partition {partition} went back: {committed[partition]} to {offset}")
+                problems.append(
+                    f"the committed offset of partition {partition} decreased from {committed[partition]} to {offset}"
+                )
             committed[partition] = offset
     return LogFacts(generation, stable, commits, problems)

@@ -1,8 +1,8 @@
-"""Members that come and go, and producers that write all the while: for `python -m bench.groups`.
+"""Members that join, leave and die, and producers that write meanwhile: for `python -m bench.groups`.
 
-A member is a consumer of its own with its own connections; all are on one event loop. It commits by hand: every
-`COMMIT_S`, when partitions are taken from it and before it leaves. Who dies does neither: its tasks end, and the group
-hears nothing of it until its session ends.
+A member is a consumer with its own connections. All members share one event loop. A member commits every `COMMIT_S`,
+when partitions are revoked, and before it leaves. A member that dies does neither: its tasks end, and the group notices
+at the end of its session.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from bench.group_ledger import End, Ledger, LogFacts, facts_of_log
@@ -19,53 +21,53 @@ from kipmesh.core.group.coordinator import GROUP_METADATA_TOPIC, partition_for
 from kipmesh.core.group.records import Record, decode_record
 
 TOPIC, GROUP = "events", "readers"
-BEATS = 10
-"""Heartbeats within a session timeout, as with Kafka's defaults about."""
+HEARTBEATS_PER_SESSION = 10
+"""Heartbeats per session timeout, similar to Kafka's defaults."""
 REBALANCE_MS = 60_000
 POLL_MS = 500
 COMMIT_S = 5.0
 STEP_S = 0.5
-AWAY_S = 3.0
-"""A member that has gone is followed by another within that."""
+REPLACE_S = 3.0
+"""Maximum time until another member replaces one that has ended."""
 
 
 class Settings(NamedTuple):
-    """How members live."""
+    """Behaviour of members."""
 
     strategy: str
     life_s: float
-    """Of a life on average: between a fifth of it and nine fifths."""
+    """Mean duration of a life. Durations are from 0.2 to 1.8 times the mean."""
     deaths: float
-    """Of those that go the share that dies."""
+    """Share of lives that end without leaving the group."""
     session_s: float
-    """The session timeout: how long the group waits for the dead."""
+    """Session timeout: time until the group notices a death."""
 
 
+@dataclass(slots=True)
 class Stage:
-    """What all members share."""
+    """State shared by all members."""
 
-    def __init__(self, bootstrap: str, ledger: Ledger, settings: Settings, seed: int) -> None:
-        self.bootstrap = bootstrap
-        self.ledger = ledger
-        self.settings = settings
-        self.random = random.Random(seed)
-        self.lives = 0
-        self.stays = False
-        """Nobody goes any more."""
-        self.ends = asyncio.Event()
-        """All leave."""
+    bootstrap: str
+    ledger: Ledger
+    settings: Settings
+    random: random.Random
+    lives: int = 0
+    stays: bool = False
+    """Whether members stay until `ends` is set."""
+    ends: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when all members must leave."""
 
     async def slot(self) -> None:
-        """One member after the other, until the end."""
+        """Run one member after the other until `ends` is set."""
         while not self.ends.is_set():
-            await _sleep(self.random.uniform(0, AWAY_S), self.ends)
+            await _sleep(self.random.uniform(0, REPLACE_S), self.ends)
             if not self.ends.is_set():
                 self.lives += 1
                 await Member(self, self.lives).live(self.random.uniform(0.2, 1.8) * self.settings.life_s)
 
 
 class Member(RebalanceListener):
-    """One life."""
+    """One member from its start to its end, with the number of its life."""
 
     def __init__(self, stage: Stage, number: int) -> None:
         self._stage = stage
@@ -78,7 +80,7 @@ class Member(RebalanceListener):
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
             "session.timeout.ms": int(stage.settings.session_s * 1000),
-            "heartbeat.interval.ms": int(stage.settings.session_s * 1000 / BEATS),
+            "heartbeat.interval.ms": int(stage.settings.session_s * 1000 / HEARTBEATS_PER_SESSION),
             "max.poll.interval.ms": REBALANCE_MS,
             "default.api.timeout.ms": 15_000,
             "partition.assignment.strategy": stage.settings.strategy,
@@ -86,7 +88,7 @@ class Member(RebalanceListener):
         self._consumer = Consumer(stage.bootstrap, **config)
 
     async def live(self, seconds: float) -> None:
-        """From the start to the end; a KafkaError at the start ends it before it was a member."""
+        """Read for `seconds`, then leave or die. A KafkaError at the start is counted and ends the life."""
         stage, loop = self._stage, asyncio.get_running_loop()
         try:
             await self._consumer.start()
@@ -108,13 +110,13 @@ class Member(RebalanceListener):
                 self._ledger.read(self._number, record.partition, record.offset, record.value or b"", now)
             if now >= commit_at:
                 commit_at = now + COMMIT_S
-                await self._commits()
+                await self._commit()
         if not stage.ends.is_set() and stage.random.random() < stage.settings.deaths:
             await self._die()
         else:
             await self._leave()
 
-    async def _commits(self) -> bool:
+    async def _commit(self) -> bool:
         try:
             await self._consumer.commit()
         except KafkaError:
@@ -123,7 +125,7 @@ class Member(RebalanceListener):
         return True
 
     def _owned(self) -> list[int]:
-        return [where.partition for where in self._consumer.assignment()]
+        return [each.partition for each in self._consumer.assignment()]
 
     async def _die(self) -> None:
         self._is_going = True
@@ -134,35 +136,35 @@ class Member(RebalanceListener):
     async def _leave(self) -> None:
         self._is_going = True
         self._ledger.leaves += 1
-        end = End.COMMITTED if await self._commits() else End.UNCOMMITTED
+        end = End.COMMITTED if await self._commit() else End.UNCOMMITTED
         self._ledger.ended(self._number, self._owned(), end)
         await self._consumer.close()
 
-    # --- what the group tells ----------------------------------------------------------------------------------------
+    # --- rebalances --------------------------------------------------------------------------------------------------
 
     def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
-        """All that it has now belongs to the new generation."""
+        """Record the whole assignment in the new generation."""
         known = self._consumer.group_metadata()
         self._ledger.assigned(known.generation_id, known.member_id, self._owned())
 
     async def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
-        """The next owner is to begin where this one ends."""
+        """Commit, so that the next owner resumes at this position."""
         if not self._is_going:
-            end = End.COMMITTED if await self._commits() else End.UNCOMMITTED
-            self._ledger.ended(self._number, [where.partition for where in partitions], end)
+            end = End.COMMITTED if await self._commit() else End.UNCOMMITTED
+            self._ledger.ended(self._number, [each.partition for each in partitions], end)
 
     def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
-        """Somebody else may have read on already."""
+        """Record the loss. Another member may have read further."""
         self._ledger.losses += not self._is_going
-        self._ledger.ended(self._number, [where.partition for where in partitions], End.LOST)
+        self._ledger.ended(self._number, [each.partition for each in partitions], End.LOST)
 
 
 class Writer:
-    """Idempotent producers, each record to the partition after the last one's, at a steady rate."""
+    """An idempotent producer at a steady rate, whose records go to all partitions in rotation."""
 
     def __init__(self, bootstrap: str, partitions: int, records_s: float, number: int) -> None:
         self.acknowledged: list[tuple[int, int]] = []
-        """Partition and offset of each record."""
+        """Partition and offset of each acknowledged record."""
         self.failed = 0
         self._bootstrap = bootstrap
         self._partitions = partitions
@@ -170,7 +172,7 @@ class Writer:
         self._number = number
 
     async def write(self, ends: asyncio.Event) -> None:
-        """Until the end, and until all is acknowledged or has failed."""
+        """Produce until `ends` is set, and until each record is acknowledged or has failed; KafkaError."""
         loop = asyncio.get_running_loop()
         async with Producer(self._bootstrap, **{"acks": "all", "enable.idempotence": True}) as producer:
             began, sent = loop.time(), 0
@@ -187,12 +189,12 @@ class Writer:
         if delivery.exception() is not None:
             self.failed += 1
         else:
-            where = delivery.result()
-            self.acknowledged.append((where.partition, where.offset))
+            metadata = delivery.result()
+            self.acknowledged.append((metadata.partition, metadata.offset))
 
 
 class Lateness:
-    """How late this process's event loop was at most: that late were heartbeats as well."""
+    """Measures the maximum delay of the event loop, and so of heartbeats."""
 
     STEP_S = 0.1
 
@@ -200,7 +202,7 @@ class Lateness:
         self.longest_s = 0.0
 
     async def watch(self) -> None:
-        """Until cancelled."""
+        """Measure until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + self.STEP_S
@@ -209,17 +211,17 @@ class Lateness:
 
 
 async def read_log(bootstrap: str) -> LogFacts:
-    """What `__consumer_offsets` says of the group; KafkaError."""
+    """Read `__consumer_offsets`, check the records of the group and return the facts; KafkaError."""
     return facts_of_log(GROUP, TOPIC, [record async for record in _records(bootstrap)])
 
 
 async def _records(bootstrap: str) -> AsyncIterator[Record]:
     async with Consumer(bootstrap, **{"auto.offset.reset": "earliest", "max.poll.records": 10_000}) as consumer:
         known = await consumer.partitions_for(GROUP_METADATA_TOPIC)
-        where = TopicPartition(GROUP_METADATA_TOPIC, partition_for(GROUP, len(known.partitions)))
-        consumer.assign([where])
-        end = (await consumer.end_offsets([where]))[where]
-        while await consumer.position(where) < end:
+        partition = TopicPartition(GROUP_METADATA_TOPIC, partition_for(GROUP, len(known.partitions)))
+        consumer.assign([partition])
+        end = (await consumer.end_offsets([partition]))[partition]
+        while await consumer.position(partition) < end:
             for found in await consumer.poll(1000):
                 record = decode_record(found.key or b"", found.value)
                 if record is not None:
@@ -227,8 +229,6 @@ async def _records(bootstrap: str) -> AsyncIterator[Record]:
 
 
 async def _sleep(seconds: float, unless: asyncio.Event) -> None:
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await unless.wait()
-    except TimeoutError:
-        pass

@@ -1,23 +1,21 @@
-"""`python -m bench.groups`: members of a consumer group join, leave and die at random, and its coordinator is killed.
+"""`python -m bench.groups`: members of a group join, leave and die at random, and its coordinator is killed.
 
-One controller and three brokers as processes; idempotent producers write all the while. Members are consumers of this
-process, each with connections of its own; one that dies ends without a word, so that its session has to end. Now and
-then the broker that coordinates the group gets a SIGKILL, and is started again some seconds later. At the end nobody
-goes any more, what was written is read to its end, and all leave.
+One controller and three brokers run as processes, and idempotent producers write meanwhile. Members are consumers of
+this process with their own connections. Sometimes the coordinator of the group gets SIGKILL and is restarted seconds
+later. At the end members stay until all records are read, and then leave.
 
-What must hold (`bench.group_ledger`): a partition has at most one owner a generation, as the members were told and as
-`__consumer_offsets` says; every acknowledged record was read; what was read twice has a reason; no committed offset
-goes back; and generations are at most twice the changes of the membership and ten a kill. Else the exit code is 1.
-Progress goes to standard error, the figures to standard output.
+Checks the rules of `bench.group_ledger`, and that there are at most two generations per change of the membership and
+ten per kill. The exit code is 1 if a rule is violated.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bench import harness, system, workload
@@ -26,95 +24,80 @@ from bench.group_members import GROUP, TOPIC, Lateness, Settings, Stage, Writer,
 from kipmesh.client import AdminClient
 from kipmesh.cluster import LocalCluster
 
-MODULE = "bench.groups"
-
 CONFIG = {"group.initial.rebalance.delay.ms": "500"}
-"""An empty group's first rebalance is put off as long as members keep coming, and here they never cease."""
+"""A group delays its first rebalance while members keep joining, which never ends here."""
 WRITERS = 2
 DOWN_S = 5.0
 SETTLE_S = 120.0
-"""For reading what was written by the end."""
+"""Maximum time to read all records at the end."""
 GENERATIONS_PER_CHANGE, GENERATIONS_PER_KILL = 2, 10
-"""One in which partitions are given up, and one in which they are handed over."""
+"""A cooperative rebalance revokes partitions in one generation and assigns them in the next."""
 STRATEGIES = ("cooperative-sticky", "range", "roundrobin")
 
 
 class Outcome(NamedTuple):
-    """What came of a run."""
+    """Result of a run."""
 
     seconds: float
     ledger: Ledger
     log: LogFacts
     acknowledged: list[tuple[int, int]]
-    """Partition and offset of each record that the producers were told of."""
+    """Partition and offset of each acknowledged record."""
     failed: int
-    """Records that they gave up."""
+    """Number of records whose delivery failed."""
     kills: int
     late_s: float
-    """How late the members' event loop was at most."""
+    """Maximum delay of the members' event loop."""
     cpu_s: tuple[float, float]
-    """CPU time of this process and of the cluster's."""
+    """CPU time of this process and of the cluster."""
 
     @property
     def generations_max(self) -> int:
-        """The bound on generations."""
+        """Maximum number of generations for this number of changes and kills."""
         return GENERATIONS_PER_CHANGE * self.ledger.changes + GENERATIONS_PER_KILL * self.kills
 
     def problems(self) -> list[str]:
-        """All that does not hold."""
+        """Return all violations."""
         found = [*self.ledger.verdicts(self.acknowledged), *self.log.problems]
         if self.log.last_generation > self.generations_max:
-            found.append(f"{self.log.last_generation} generations, where {self.generations_max} are the most")
+            found.append(f"{self.log.last_generation} generations, but at most {self.generations_max} are allowed")
         if self.failed:
-            found.append(f"{self.failed} records were not written")
+            found.append(f"{self.failed} records could not be written")
         return found
 
 
 def arguments(given: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
-    parser = harness.parser(MODULE, __doc__, "few members for a short time", harness.TABLE)
-    parser.add_argument(
-        "--seconds", type=float, default=None, help="of joining, leaving and dying (600; 20 with --quick)"
-    )
-    parser.add_argument("--members", type=int, default=None, help="at a time (50; 6 with --quick)")
-    parser.add_argument("--partitions", type=int, default=None, help="of the topic (60; 12 with --quick)")
-    parser.add_argument("--life", type=float, default=None, help="seconds of a life on average (120; 20 with --quick)")
-    parser.add_argument(
-        "--session", type=float, default=None, help="session timeout, s (30; 6, the least, with --quick)"
-    )
-    parser.add_argument("--deaths", type=float, default=0.5, help="share of those that go that dies (0.5)")
-    parser.add_argument("--kills", type=int, default=None, help="of the coordinator's broker (3; 1 with --quick)")
-    parser.add_argument("--records", type=float, default=120, help="a second, in all (120)")
-    parser.add_argument("--strategy", choices=STRATEGIES, default=STRATEGIES[0], help="how partitions are shared out")
-    parser.add_argument("--seed", type=int, default=1, help="of who goes when (1)")
-    options = parser.parse_args(given)
-    small = {"seconds": 20.0, "members": 6, "partitions": 12, "life": 20.0, "kills": 1, "session": 6.0}
-    large = {"seconds": 600.0, "members": 50, "partitions": 60, "life": 120.0, "kills": 3, "session": 30.0}
-    harness.fill(options, small, large)
-    if not 5 <= options.seconds <= 3600 or not 1 <= options.members <= 200 or not 1 <= options.partitions <= 1000:
-        parser.error("seconds from 5 to 3,600, members up to 200, partitions up to 1,000")
-    if not 0 < options.records <= 5000 or not 0 <= options.deaths <= 1 or not 1 <= options.life <= 3600:
-        parser.error("records up to 5,000 a second, deaths from 0 to 1, a life from 1 to 3,600 s")
-    if not 6 <= options.session <= 1800:
-        parser.error("sessions of 6 s (group.min.session.timeout.ms) to 1,800 s")
-    if not 0 <= options.kills * 4 * DOWN_S <= options.seconds:
-        parser.error(f"a kill takes {4 * DOWN_S:g} s")
+    """Parse the command line."""
+    parser = harness.Parser("bench.groups", __doc__, "run few members for a short time", harness.TABLE)
+    parser.number("--seconds", "duration of joining, leaving and dying", 600.0, 20.0, least=5, most=3600)
+    parser.number("--members", "members at a time", 50, 6, most=200)
+    parser.number("--partitions", "partitions of the topic", 60, 12)
+    parser.number("--life", "mean seconds of a member's life", 120.0, 20.0, most=3600)
+    parser.number("--session", "session timeout in seconds", 30.0, 6.0, least=6, most=1800)
+    parser.number("--deaths", "share of lives that end without leaving", 0.5, least=0, most=1)
+    parser.number("--kills", "kills of the coordinator's broker", 3, 1, least=0)
+    parser.number("--records", "records per second, in total", 120.0, least=0.1, most=5000)
+    parser.add_argument("--strategy", choices=STRATEGIES, default=STRATEGIES[0], help="partition.assignment.strategy")
+    parser.number("--seed", "seed of lives and deaths", 1, least=0, most=1 << 31)
+    options = parser.parse(given)
+    if options.kills * 4 * DOWN_S > options.seconds:
+        parser.error(f"--seconds must be at least {4 * DOWN_S:g} for each kill, got {options.seconds:g}")
     return options
 
 
 async def coordinator(cluster: LocalCluster) -> str:
-    """The name of the node that coordinates the group; KafkaError."""
+    """Return the name of the node that coordinates the group; KafkaError."""
     async with AdminClient(cluster.bootstrap) as admin:
         node_id = (await admin.describe_groups([GROUP]))[GROUP].coordinator.node_id
     return next(node.name for node in cluster.nodes if node.node_id == node_id and node.role.is_broker)
 
 
 async def kill_coordinators(cluster: LocalCluster, stage: Stage, seconds: float, kills: int) -> None:
-    """At equal distances; each broker is back, in the ISR or not, before the next one dies."""
+    """Kill and restart the coordinator `kills` times within `seconds`, at equal intervals; ClusterError, KafkaError."""
     for number in range(1, kills + 1):
         await asyncio.sleep(max(seconds / (kills + 1) - (DOWN_S if number > 1 else 0), 0))
         name = await coordinator(cluster)
-        harness.say(MODULE, f"SIGKILL to {name}, the coordinator; {_progress(stage)}")
+        harness.say(f"SIGKILL to {name}, the coordinator; {_progress(stage)}")
         await asyncio.to_thread(cluster.kill, name)
         await asyncio.sleep(DOWN_S)
         await asyncio.to_thread(cluster.start, name)
@@ -123,47 +106,47 @@ async def kill_coordinators(cluster: LocalCluster, stage: Stage, seconds: float,
 def _progress(stage: Stage) -> str:
     ledger = stage.ledger
     return (
-        f"{ledger.joins} joined, {ledger.leaves} left, {ledger.deaths} died, {ledger.losses} lost it; generation "
-        f"{max(ledger.generations, default=0)}, {ledger.reads} read; {len(ledger.problems)} problems"
+        f"{ledger.joins} joined, {ledger.leaves} left, {ledger.deaths} died, {ledger.losses} lost membership; "
+        f"generation {max(ledger.generations, default=0)}, {ledger.reads} read; {len(ledger.problems)} problems"
     )
 
 
-async def _tell(stage: Stage) -> None:
+async def _report_progress(stage: Stage) -> None:
     while True:
         await asyncio.sleep(30)
-        harness.say(MODULE, _progress(stage))
+        harness.say(_progress(stage))
 
 
 async def churn(cluster: LocalCluster, options: argparse.Namespace) -> Outcome:
-    """The whole on a cluster that was made for it; BenchError, KafkaError."""
+    """Run members, producers and kills on a new cluster, and return the result; BenchError, KafkaError."""
     await workload.create_topic(cluster.bootstrap, TOPIC, options.partitions)
     ledger, lateness, ends = Ledger(options.partitions), Lateness(), asyncio.Event()
     settings = Settings(options.strategy, options.life, options.deaths, options.session)
-    stage = Stage(cluster.bootstrap, ledger, settings, options.seed)
+    stage = Stage(cluster.bootstrap, ledger, settings, random.Random(options.seed))
     writers = [
         Writer(cluster.bootstrap, options.partitions, options.records / WRITERS, number) for number in range(WRITERS)
     ]
     cpu, began = _cpu_s(cluster), time.monotonic()
-    aside = [asyncio.create_task(work) for work in (lateness.watch(), _tell(stage))]
+    background = [asyncio.create_task(work) for work in (lateness.watch(), _report_progress(stage))]
     members = [asyncio.create_task(stage.slot()) for _ in range(options.members)]
     writing = [asyncio.create_task(writer.write(ends)) for writer in writers]
     try:
         killing = asyncio.create_task(kill_coordinators(cluster, stage, options.seconds, options.kills))
-        aside.append(killing)
+        background.append(killing)
         await _while_all_run([*members, *writing], options.seconds)
         await killing
         stage.stays = True
         ends.set()
         await asyncio.gather(*writing)
-        acknowledged = [where for writer in writers for where in writer.acknowledged]
-        harness.say(MODULE, f"{len(acknowledged)} records written; {_progress(stage)}")
+        acknowledged = [position for writer in writers for position in writer.acknowledged]
+        harness.say(f"{len(acknowledged)} records written; {_progress(stage)}")
         await _settle(ledger, acknowledged, members)
         used = tuple(now - before for now, before in zip(_cpu_s(cluster), cpu, strict=True))
         seconds = time.monotonic() - began
         stage.ends.set()
         await asyncio.gather(*members)
     finally:
-        tasks = [*aside, *members, *writing]
+        tasks = [*background, *members, *writing]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -173,35 +156,34 @@ async def churn(cluster: LocalCluster, options: argparse.Namespace) -> Outcome:
 
 
 async def _while_all_run(tasks: Sequence[asyncio.Task[None]], seconds: float) -> None:
-    """Sleep so long; what ends before has failed."""
+    """Sleep for `seconds`, and raise the error of a task that ends before."""
     done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         task.result()
 
 
 async def _settle(ledger: Ledger, acknowledged: list[tuple[int, int]], members: Sequence[asyncio.Task[None]]) -> None:
-    """Until all is read, or the time for that is over: what is missing then is told at the end."""
+    """Wait until all records are read, or for `SETTLE_S`."""
     deadline = time.monotonic() + SETTLE_S
     while ledger.missing(acknowledged) and time.monotonic() < deadline:
         await _while_all_run(members, 0.5)
 
 
 def _cpu_s(cluster: LocalCluster) -> tuple[float, float]:
-    """Of this process and of the brokers and controllers that run; one that was killed took its own with it."""
-    pids = [node.pid for node in cluster.nodes if node.pid is not None]
-    return time.process_time(), system.cpu_seconds(pids)
+    """Return the CPU time of this process and of the running nodes. That of killed processes is lost."""
+    return time.process_time(), system.cpu_seconds(harness.pids(cluster))
 
 
 def run(options: argparse.Namespace) -> Outcome:
-    """A cluster from start to stop, and what happened on it; BenchError, ClusterError, KafkaError."""
-    with LocalCluster("processes", controllers=1, leaders=1, followers=2, config=CONFIG) as cluster:
+    """Run on a new cluster and return the result; BenchError, ClusterError, KafkaError."""
+    with harness.three_brokers(config=CONFIG) as cluster:
         return asyncio.run(churn(cluster, options))
 
 
 def rows(outcome: Outcome, options: argparse.Namespace) -> list[tuple[str, str]]:
-    """What is told, and how much of it."""
+    """Return label and value of each figure."""
     ledger, repeats, pauses = outcome.ledger, outcome.ledger.repeats(), outcome.ledger.pauses()
-    again = ", ".join(f"{count:,} {_cause(cause)}" for cause in (*CAUSES, None) if (count := repeats.get(cause)))
+    again = ", ".join(f"{count:,} {CAUSE_TEXTS[cause]}" for cause in (*CAUSES, None) if (count := repeats.get(cause)))
     minutes = outcome.seconds / 60
     return [
         ("members, partitions, strategy", f"{options.members}, {options.partitions}, {options.strategy}"),
@@ -214,7 +196,7 @@ def rows(outcome: Outcome, options: argparse.Namespace) -> list[tuple[str, str]]
             f"{outcome.log.last_generation} ({outcome.log.last_generation / minutes:.1f} a minute), "
             f"at most {outcome.generations_max}",
         ),
-        ("partitions with two owners in a generation", f"{sum('own it' in text for text in ledger.problems)}"),
+        ("partitions with two owners in a generation", f"{sum('owned by' in text for text in ledger.problems)}"),
         (
             "records acknowledged, not read",
             f"{len(outcome.acknowledged):,}, {len(ledger.missing(outcome.acknowledged))}",
@@ -224,29 +206,28 @@ def rows(outcome: Outcome, options: argparse.Namespace) -> list[tuple[str, str]]
         ("errors that poll raised", ", ".join(f"{k} {n}" for k, n in ledger.failed_polls.items()) or "none"),
         (
             "longest pause of a partition",
-            f"{pauses.longest_s:.1f} s (of each one the longest: median {pauses.median_s:.1f} s)",
+            f"{pauses.longest_s:.1f} s (median of the longest of each: {pauses.median_s:.1f} s)",
         ),
         ("members' event loop late at most", f"{outcome.late_s:.2f} s"),
         ("CPU of the members' process", f"{100 * outcome.cpu_s[0] / outcome.seconds:.0f} % of a core"),
     ]
 
 
-def _cause(cause: End | None) -> str:
-    return {
-        End.DIED: "whose reader died",
-        End.LOST: "whose reader lost its membership",
-        End.UNCOMMITTED: "whose reader could not commit",
-        None: "without a reason",
-    }[cause]
+CAUSE_TEXTS: Mapping[End | None, str] = {
+    End.DIED: "whose reader died",
+    End.LOST: "whose reader lost its membership",
+    End.UNCOMMITTED: "whose reader could not commit",
+    None: "without a cause",
+}
 
 
 def as_table(outcome: Outcome, options: argparse.Namespace) -> str:
-    """A row for each figure."""
+    """Format a row for each figure."""
     return harness.table(("what", "figure"), rows(outcome, options), markdown=options.markdown)
 
 
 def figures(outcome: Outcome, options: argparse.Namespace) -> dict[str, Any]:
-    """Every figure by its name."""
+    """Return every figure by name, for `--json`."""
     ledger, pauses = outcome.ledger, outcome.ledger.pauses()
     return {
         "options": {key: value for key, value in vars(options).items() if key not in {"json", "markdown", "quick"}},
@@ -275,10 +256,9 @@ def figures(outcome: Outcome, options: argparse.Namespace) -> dict[str, Any]:
 def main(given: Sequence[str]) -> int:
     """Run, and print the figures."""
     options = arguments(given)
-    harness.say(MODULE, f"{options.members} members, {options.partitions} partitions, {options.seconds:g} s")
+    harness.say(f"{options.members} members, {options.partitions} partitions, {options.seconds:g} s")
     done: list[Outcome] = []
     return harness.run(
-        MODULE,
         options,
         lambda: done.append(run(options)),
         figures=lambda: figures(done[0], options) if done else {},

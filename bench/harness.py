@@ -1,7 +1,7 @@
-"""The harness of every benchmark: options, progress, failures, processes of their own, and what is printed.
+"""Harness of all benchmarks: options, progress, clusters, metrics, summaries, tables and exit codes.
 
-A benchmark file declares its options with `parser`, measures, and returns `run(options, measure, ...)`. Progress goes
-to standard error, figures to standard output. An interrupted or failed run still prints the figures that it has.
+A benchmark declares its options with `Parser`, measures, and returns `run(options, measure, ...)`. Progress goes to
+standard error, figures to standard output. An interrupted or failed run still prints the figures measured so far.
 """
 
 from __future__ import annotations
@@ -12,43 +12,97 @@ import signal
 import statistics
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from bench.system import describe_machine
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from bench import system
 from kipmesh.cluster import ClusterError, LocalCluster
 from kipmesh.core.errors import KafkaError
 
+HTTP_TIMEOUT_S = 30.0
+
 
 class BenchError(Exception):
-    """A step did not do what it should have; the message is one line."""
+    """A step of a benchmark failed. The message is one line."""
 
 
-def parser(module: str, description: str | None, quick: str = "", markdown: str = "") -> argparse.ArgumentParser:
-    """Options that benchmarks share: `--json`, and `--quick` and `--markdown` where they have a help text."""
-    made = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
-    if quick:
-        made.add_argument("--quick", action="store_true", help=quick)
-    form = made.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one JSON object")
-    if markdown:
-        form.add_argument("--markdown", action="store_true", help=markdown)
-    return made
+# -- command line
 
 
-TABLE = "a table for docs/benchmarks.md"
+class Parser(argparse.ArgumentParser):
+    """Options of a benchmark: `--json`, and `--quick` and `--markdown` if they have a help text."""
+
+    def __init__(self, module: str, description: str | None, quick: str = "", markdown: str = "") -> None:
+        super().__init__(prog=f"python -m {module}", description=description)
+        self._by_size: dict[str, tuple[float, float]] = {}
+        if quick:
+            self.add_argument("--quick", action="store_true", help=quick)
+        form = self.add_mutually_exclusive_group()
+        form.add_argument("--json", action="store_true", help="print one JSON object")
+        if markdown:
+            form.add_argument("--markdown", action="store_true", help=markdown)
+
+    def number(
+        self,
+        name: str,
+        text: str,
+        full: float,
+        quick: float | None = None,
+        *,
+        least: float = 1,
+        most: float = 1000,
+    ) -> None:
+        """Add an option for a number from `least` to `most`, of the type of `full`.
+
+        Args:
+            full: default.
+            quick: default with `--quick`; None if it is the same.
+        """
+        kind = type(full)
+
+        def parse(given: str) -> float:
+            try:
+                value = kind(given)
+            except ValueError:
+                raise argparse.ArgumentTypeError(f"must be a number, got {given!r}") from None
+            if not least <= value <= most:
+                raise argparse.ArgumentTypeError(f"must be from {least:,} to {most:,}, got {given}")
+            return value
+
+        defaults = f"{full:,g}" if quick is None else f"{full:,g}; {quick:,g} with --quick"
+        self._by_size[name.lstrip("-").replace("-", "_")] = full if quick is None else quick, full
+        self.add_argument(name, type=parse, metavar="N", help=f"{text} ({defaults})")
+
+    def parse(self, given: Sequence[str]) -> argparse.Namespace:
+        """Return the options with the defaults of `number`, which depend on `--quick`; exits with 2 on a bad option."""
+        options = self.parse_args(given)
+        for name, (quick, full) in self._by_size.items():
+            if getattr(options, name) is None:
+                setattr(options, name, quick if getattr(options, "quick", False) else full)
+        return options
 
 
-def fill(options: argparse.Namespace, quick: Mapping[str, Any], full: Mapping[str, Any]) -> None:
-    """Give options that were not set their defaults, which depend on `--quick`."""
-    for name, value in (quick if options.quick else full).items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
+TABLE = "print a table for docs/benchmarks.md"
 
 
-def say(module: str, text: str) -> None:
-    """Print one line of progress."""
-    sys.stderr.write(f"{module}: {text}\n")
+def key_values(items: Iterable[str]) -> dict[str, str]:
+    """Return the configuration given as `--config KEY=VALUE`; BenchError if an item has no `=`."""
+    pairs = [item.partition("=") for item in items]
+    if wrong := [key for key, equals, _ in pairs if not equals]:
+        raise BenchError(f"--config takes KEY=VALUE, got {wrong[0]}")
+    return {key: value for key, _, value in pairs}
+
+
+# -- running
+
+
+def say(text: str) -> None:
+    """Print one line of progress to standard error."""
+    sys.stderr.write(f"bench: {text}\n")
     sys.stderr.flush()
 
 
@@ -62,7 +116,6 @@ def interrupt_on_sigterm() -> None:
 
 
 def run(
-    module: str,
     options: argparse.Namespace,
     measure: Callable[[], object],
     *,
@@ -70,72 +123,160 @@ def run(
     text: Callable[[], str],
     problems: Callable[[], Sequence[str]] = tuple,
 ) -> int:
-    """Measure, print the figures, and return the exit code.
+    """Measure, print the figures, and return the exit code: 0, 1 after a failure or problem, 130 if interrupted.
 
     Args:
-        measure: fills what `figures`, `text` and `problems` read; they print what there is when it fails.
-        figures: the object of `--json`, without the machine, which is added.
-        text: the tables; an empty string prints nothing.
-        problems: violated expectations; with any, the exit code is 1.
+        measure: stores what `figures`, `text` and `problems` read. They print partial figures if it fails.
+        figures: the object of `--json`. The description of the machine is added to it.
+        text: the tables. An empty string prints nothing.
+        problems: violated expectations. With any, the exit code is 1.
     """
     interrupt_on_sigterm()
     status = 0
     try:
         measure()
     except KeyboardInterrupt:
-        say(module, "interrupted")
+        say("interrupted")
         status = 130
     except (BenchError, ClusterError, KafkaError, TimeoutError) as error:
-        say(module, f"failed: {error or 'timed out'}")
+        say(f"failed: {error or 'timed out'}")
         status = 1
-    shown = json.dumps({"machine": describe_machine(), **figures()}) if options.json else text()
+    shown = json.dumps({"machine": system.describe_machine(), **figures()}) if options.json else text()
     if shown:
         sys.stdout.write(f"{shown}\n")
     found = problems()
     for problem in found:
-        say(module, f"PROBLEM: {problem}")
+        say(f"PROBLEM: {problem}")
     return status or (1 if found else 0)
 
 
 def in_process(module: str, *arguments: object) -> dict[str, Any]:
-    """Run a step of a benchmark in a process of its own, which prints one JSON object."""
+    """Run a step of a benchmark in a new process and return the JSON object that it prints; CalledProcessError."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
     figures: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     return figures
 
 
-def three_brokers(leaders: int = 1, config: Mapping[str, str] | None = None) -> LocalCluster:
-    """A cluster of processes: one controller and three brokers, in three racks. Use it as a context manager."""
+# -- clusters
+
+
+def three_brokers(leaders: int = 1, config: Mapping[str, Any] | None = None, controllers: int = 1) -> LocalCluster:
+    """Return a cluster of processes with three brokers in three racks. Use it as a context manager."""
     return LocalCluster(
-        mode="processes", controllers=1, leaders=leaders, followers=3 - leaders, config=dict(config or {})
+        mode="processes", controllers=controllers, leaders=leaders, followers=3 - leaders, config=dict(config or {})
     )
 
 
-def key_values(items: Iterable[str]) -> dict[str, str]:
-    """Configuration given as `--config KEY=VALUE`; BenchError."""
-    pairs = [item.partition("=") for item in items]
-    if wrong := [key for key, equals, _ in pairs if not equals]:
-        raise BenchError(f"--config takes KEY=VALUE, got {wrong[0]}")
-    return {key: value for key, _, value in pairs}
+def pids(cluster: LocalCluster) -> list[int]:
+    """Return the process ids of all running nodes and of their children."""
+    return system.with_children(node.pid for node in cluster.nodes if node.pid is not None)
 
 
-# -- tables
+def samples(http: str | None) -> list[Sample]:
+    """Return the samples of a node's metrics page at `http` (host:port); OSError."""
+    with urllib.request.urlopen(f"http://{http}/metrics", timeout=HTTP_TIMEOUT_S) as response:
+        families = text_string_to_metric_families(response.read().decode())
+    return [sample for family in families for sample in family.samples]
 
 
-def spread(values: Sequence[float], form: str = ".2f") -> str:
-    """The median, and the range that it comes from."""
-    return f"{statistics.median(values):,{form}} ({min(values):,{form}} .. {max(values):,{form}})"
+def metric(http: str | None, name: str, **labels: str) -> float:
+    """Return the sum of a node's samples called `name` that have these labels; OSError."""
+    found = [each for each in samples(http) if each.name == name and labels.items() <= each.labels.items()]
+    return sum(each.value for each in found)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, markdown: bool = True) -> str:
-    """A table for Markdown or for a terminal; all columns but the first are numbers."""
+# -- figures
+
+
+class Figure(NamedTuple):
+    """A measured quantity. The target is a minimum, or a maximum if `is_upper` is set."""
+
+    key: str
+    label: str
+    unit: str
+    target: float | None = None
+    is_upper: bool = False
+
+    def verdict(self, value: float) -> str:
+        """Return the target and whether `value` meets it, or an empty string without a target."""
+        if self.target is None:
+            return ""
+        sign, is_met = ("<=", value <= self.target) if self.is_upper else (">=", value >= self.target)
+        return f"{sign} {self.target:g}: {met(is_met)}"
+
+
+class Summary(NamedTuple):
+    """One figure over all rounds."""
+
+    figure: Figure
+    median: float
+    least: float
+    greatest: float
+    runs: int
+
+
+def summarize(samples_by_key: Mapping[str, Sequence[float]], figures: Sequence[Figure]) -> list[Summary]:
+    """Return the figures that have samples, in the order of `figures`."""
+    return [
+        Summary(figure, statistics.median(values), min(values), max(values), len(values))
+        for figure in figures
+        if (values := samples_by_key.get(figure.key))
+    ]
+
+
+def as_json(summaries: Iterable[Summary]) -> dict[str, Any]:
+    """Return median, range, number of rounds and unit of each figure, for `--json`."""
+    return {
+        "figures": {
+            figure.key: {"median": median, "min": least, "max": greatest, "runs": runs, "unit": figure.unit}
+            for figure, median, least, greatest, runs in summaries
+        }
+    }
+
+
+def as_table(summaries: Iterable[Summary], *, markdown: bool) -> str:
+    """Return a table for docs/benchmarks.md or for a terminal; empty without figures."""
+    rows = [
+        (
+            figure.label,
+            f"{number(median)} {figure.unit}",
+            f"{number(least)} .. {number(greatest)}",
+            str(runs),
+            figure.verdict(median),
+        )
+        for figure, median, least, greatest, runs in summaries
+    ]
+    return table(("what", "median", "min .. max", "runs", "target"), rows, markdown=markdown) if rows else ""
+
+
+def met(is_met: bool) -> str:
+    """Return the verdict on a target."""
+    return "met" if is_met else "missed"
+
+
+def number(value: float) -> str:
+    """Format a figure with three significant digits and without an exponent."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def spread(values: Sequence[float], unit: str = "") -> str:
+    """Format the median with its unit, and the range, of the values of all rounds."""
+    return f"{statistics.median(values):.2f}{unit} ({min(values):.2f} .. {max(values):.2f})"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, markdown: bool = True, left: int = 1) -> str:
+    """Format a table for Markdown or for a terminal. All columns but the first `left` are aligned to the right."""
+    lines = [list(head), *([str(cell) for cell in row] for row in rows)]
     if markdown:
-        lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+        lines.insert(1, ["---" if column < left else "---:" for column in range(len(head))])
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(
-            [row[0].ljust(widths[0]), *[cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]]
+            cell.ljust(width) if column < left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
-        for row in (head, *rows)
+        for line in lines
     )

@@ -1,4 +1,4 @@
-"""Images of large clusters, the same ones every time."""
+"""Reproducible metadata images of large clusters."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 
 BROKERS = 100
 PARTITIONS = 10
-"""Of a topic."""
+"""Partitions of each topic."""
 EPOCH = 1
 SEED = 1
 
 Place = Callable[[int, int], tuple[int, int, int]]
-"""Gives the replicas of a partition by the number of its topic and its own; the first one leads."""
+"""Returns the replicas of a partition by the numbers of its topic and of itself. The first replica leads."""
 
 
 def make_image(topics: int, place: Place, rng: Random) -> MetadataImage:
-    """All brokers are there, each partition has three replicas in sync, with a directory each; ids are of `rng`."""
+    """Return an image in which all brokers are registered and unfenced, and all three replicas of a partition in sync.
+
+    `rng` chooses the ids.
+    """
     image, delta = MetadataImage(), MetadataDelta()
     directories = [rng.randbytes(16) for _ in range(BROKERS)]
     image.apply(r.FeatureLevelRecord(r.METADATA_VERSION, r.METADATA_VERSION_LEVEL), delta)
@@ -40,7 +43,7 @@ def make_image(topics: int, place: Place, rng: Random) -> MetadataImage:
 
 
 def neighbours_image(topics: int) -> MetadataImage:
-    """Each partition is on three brokers that are neighbours, by chance."""
+    """Return an image in which each partition is on three brokers with consecutive ids, at random."""
     rng = Random(SEED)
 
     def place(_topic: int, _partition: int) -> tuple[int, int, int]:
@@ -51,10 +54,10 @@ def neighbours_image(topics: int) -> MetadataImage:
 
 
 def balanced_image(topics: int) -> MetadataImage:
-    """Every broker has as many partitions, at most one of a topic, and leads a third of them."""
+    """Return an image in which brokers have equally many replicas, at most one per topic, and lead a third of them."""
 
     def place(topic: int, partition: int) -> tuple[int, int, int]:
-        shift = PARTITIONS + topic // PARTITIONS % 20  # as many shifts as Kafka's placement would use, or fewer
+        shift = PARTITIONS + topic // PARTITIONS % 20  # at most as many shifts as Kafka's placement uses
         first = (topic * PARTITIONS + partition) % BROKERS
         return first, (first + shift) % BROKERS, (first + 2 * shift) % BROKERS
 

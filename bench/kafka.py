@@ -1,97 +1,278 @@
-"""Apache Kafka's own classes on a snapshot of ours, in a JVM: what `bench/java/KafkaSnapshot.java` measures."""
+"""Apache Kafka for comparisons: brokers, each in its own JVM, and Java programs.
+
+The jars are those of the golden tests. Each broker is a controller as well, listens on the loopback address only, and
+keeps its logs in a temporary directory.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
-import statistics
+import socket
 import subprocess
 import tempfile
+import time
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping, Sequence
-from math import nan
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from bench.harness import BenchError
 from bench.kafka_tools import download_kafka_tools
-from kipmesh.messages import SnapshotId
+from kipmesh.cluster import ports
 
 ROOT = Path(__file__).resolve().parent.parent
 POM = ROOT / "tests" / "golden" / "kafka-tools" / "pom.xml"
 JARS = ROOT / "build" / "kafka-tools"
-PROGRAM = ROOT / "bench" / "java" / "KafkaSnapshot.java"
 
-ROUNDS = 3
-HEAP = "-Xmx6g"
-TIMEOUT_S = 900
+CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
+READY_TIMEOUT_S = 300
+STOP_TIMEOUT_S = 60
+PROGRAM_TIMEOUT_S = 3600
+HEAP = ("-Xms512m", "-Xmx1g")
+"""Options of the JVM. Kafka's own start script gives a broker 1 GiB."""
 
-Rounds = list[dict[str, Any]]
+_PROPERTIES = """\
+process.roles=broker,controller
+node.id={node_id}
+controller.quorum.voters={voters}
+listeners=PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{broker}
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+log.dirs={directory}/data
+offsets.topic.replication.factor={replicas}
+transaction.state.log.replication.factor={replicas}
+transaction.state.log.min.isr=1
+"""
 
 
 class KafkaMissingError(BenchError):
-    """Apache Kafka's classes cannot be run here; the text says why."""
+    """Apache Kafka cannot be run on this machine. The message says why."""
 
 
 def prepare() -> None:
-    """Download what is needed, so that it does not disturb figures; raises KafkaMissingError."""
+    """Download the jars before anything is measured; KafkaMissingError if the jars or a JDK are missing."""
     problem = download_kafka_tools(POM, JARS)
     if not problem and shutil.which("javac") is None:
-        problem = "java is there, but no JDK (javac) that compiles the benchmark"
+        problem = "javac is not on the PATH: install a JDK"
     if problem:
         raise KafkaMissingError(problem)
 
 
 def version() -> str:
-    """Of the classes."""
+    """Return the version of Apache Kafka in the POM."""
     space = {"m": "http://maven.apache.org/POM/4.0.0"}
     found = ET.parse(POM).find(".//m:dependency/m:version", space)
     return "" if found is None else str(found.text)
 
 
-def measure(folder: Path, snapshot_id: SnapshotId) -> Rounds:
-    """Load the snapshot and write its image again, some rounds in one JVM; raises KafkaMissingError."""
-    prepare()
-    with tempfile.TemporaryDirectory() as own:
-        command = ["java", HEAP, "-cp", f"{JARS}/*", str(PROGRAM), str(folder)]
-        command += [str(snapshot_id.end_offset), str(snapshot_id.epoch), own, str(ROUNDS)]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-        except subprocess.TimeoutExpired:
-            raise KafkaMissingError(f"not done within {TIMEOUT_S} s") from None
+def run_java(name: str, command: Sequence[str], timeout_s: float = READY_TIMEOUT_S, classes: Path = JARS) -> str:
+    """Run a command with the jars and the directory `classes` on the class path, and return its output.
+
+    Raises:
+        KafkaMissingError: the command failed or did not end within `timeout_s`. `name` is its name in the message.
+    """
+    program, *arguments = command
+    command = [program, "-cp", f"{classes}:{JARS}/*", *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise KafkaMissingError(f"{name} did not end within {timeout_s} s") from None
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["no output"]
-        raise KafkaMissingError(f"the Java program failed: {lines[0][:300]}")
-    return [json.loads(line) for line in done.stdout.splitlines()]
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
+        raise KafkaMissingError(f"{name} failed: {lines[0][:300]}")
+    return done.stdout
 
 
-def compare(ours: Mapping[str, float], rounds: Rounds) -> dict[str, dict[str, float]]:
-    """Of each figure: Kafka's first round, which has the cold JVM in it, its median, its best, and ours by each."""
+class KafkaBroker:
+    """One broker, which is ready inside `with`; KafkaMissingError if it cannot be run.
+
+    Args:
+        node_id: number of the broker, from 1.
+        controller_ports: ports of all controllers of the cluster, by `node_id`; empty for a cluster of one broker.
+        heap: options of the JVM.
+        properties: returns properties of a broker that replace or extend the common ones.
+    """
+
+    def __init__(
+        self,
+        node_id: int = 1,
+        controller_ports: Sequence[int] = (),
+        heap: Sequence[str] = HEAP,
+        properties: Callable[[KafkaBroker], Mapping[str, str]] | None = None,
+    ) -> None:
+        prepare()
+        self._heap = list(heap)
+        self._own_properties = properties
+        self._temporary = tempfile.TemporaryDirectory()
+        self._directory = Path(self._temporary.name)
+        self._properties_file = self._directory / "server.properties"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.node_id = node_id
+        self.port, controller_port, self.jmx_port = ports.choose(3)
+        self._controller_ports = controller_ports or [controller_port]
+        self.bootstrap = f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the JVM."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the JVM is running."""
+        return self._process is not None and self._process.poll() is None
+
+    def __enter__(self) -> Self:
+        self.start()
+        self.wait_until_ready()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _properties(self) -> str:
+        own = self._own_properties(self) if self._own_properties else {}
+        common = _PROPERTIES.format(
+            node_id=self.node_id,
+            broker=self.port,
+            controller=self._controller_ports[self.node_id - 1],
+            voters=",".join(f"{number}@127.0.0.1:{port}" for number, port in enumerate(self._controller_ports, 1)),
+            replicas=min(3, len(self._controller_ports)),
+            directory=self._directory,
+        )
+        return common + "".join(f"{key}={value}\n" for key, value in own.items())  # the last of duplicates counts
+
+    def format(self) -> None:
+        """Format the log directory, unless it is formatted; KafkaMissingError."""
+        if not self._properties_file.exists():
+            self._properties_file.write_text(self._properties())
+            tool = ["kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(self._properties_file)]
+            run_java("StorageTool", ["java", *tool])
+
+    def start(self) -> None:
+        """Format the log directory if necessary and start the JVM. Stops the broker if that fails."""
+        try:
+            self.format()
+            jmx = "-Dcom.sun.management.jmxremote"
+            options = [f"{jmx}.port={self.jmx_port}", f"{jmx}.authenticate=false", f"{jmx}.ssl=false"]
+            options += [f"{jmx}.host=127.0.0.1", "-Djava.rmi.server.hostname=127.0.0.1", "-cp", f"{JARS}/*"]
+            with open(self._directory / "server.log", "ab") as log:
+                command = ["java", *self._heap, *options, "kafka.Kafka", str(self._properties_file)]
+                self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        except BaseException:
+            self.stop()
+            raise
+
+    def wait_until_ready(self) -> None:
+        """Wait until the broker and its JMX port accept connections. Stops the broker on KafkaMissingError."""
+        try:
+            self._wait()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while time.monotonic() < deadline and self.is_running:
+            with contextlib.suppress(OSError):
+                for port in (self.port, self.jmx_port):
+                    socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                return
+            time.sleep(0.2)
+        text = (self._directory / "server.log").read_text(errors="replace").strip()
+        raise KafkaMissingError(f"Apache Kafka's broker did not start: {text[-300:] or 'its log is empty'}")
+
+    def kill(self) -> None:
+        """Send SIGKILL and wait. The data stays for the next `start`."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        """Stop the broker and delete its data; idempotent."""
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        with contextlib.suppress(OSError):
+            self._temporary.cleanup()
+
+
+def jmx_values(broker: KafkaBroker, names: Sequence[str]) -> dict[str, float]:
+    """Return the numeric attributes of a broker's MBeans as `object:attribute` to value; KafkaMissingError.
+
+    The names of the MBeans may be patterns.
+    """
+    command = ["java", "-Xmx128m", "-XX:TieredStopAtLevel=1", "org.apache.kafka.tools.JmxTool"]
+    command += ["--jmx-url", f"service:jmx:rmi:///jndi/rmi://127.0.0.1:{broker.jmx_port}/jmxrmi", "--one-time"]
+    command += ["--report-format", "properties"]
+    for name in names:
+        command += ["--object-name", name]
     found = {}
-    for key in ("generate_s", "load_s", "bytes", "image_mib"):
-        values = [float(each[key]) for each in rounds]
-        kafka = {"first": values[0], "median": statistics.median(values), "best": min(values)}
-        found[key] = {
-            **kafka,
-            **{f"ratio_{name}": ours[key] / value if value else nan for name, value in kafka.items()},
-        }
+    for line in run_java("JmxTool", command, 60).splitlines():
+        name, _, value = line.rpartition("=")
+        with contextlib.suppress(ValueError):
+            found[name] = float(value)
     return found
 
 
-def as_text(compared: Mapping[str, Mapping[str, float]]) -> Sequence[str]:
-    """Lines for a terminal."""
-    lines = [f"Apache Kafka {version()}'s own classes on the same snapshot, {ROUNDS} rounds in one JVM"]
-    for key, label in (("generate_s", "generate"), ("load_s", "load")):
-        row = compared[key]
-        lines.append(
-            f"{label:<18}{row['median']:8.2f} s   (first {row['first']:.2f}, best {row['best']:.2f}); ours takes "
-            f"{row['ratio_median']:.1f} times as long (first {row['ratio_first']:.1f}, best {row['ratio_best']:.1f})"
-        )
-    size = compared["bytes"]
-    lines.append(f"{'file':<18}{size['median'] / (1 << 20):8.1f} MiB; ours {size['ratio_median']:.3f} of that")
-    image = compared["image_mib"]
-    lines.append(
-        f"{'image on the heap':<18}{image['median']:8.1f} MiB (best {image['best']:.1f}); ours takes "
-        f"{image['ratio_median']:.1f} times as much, resident"
-    )
-    return lines
+class KafkaCluster:
+    """A cluster of brokers, ready inside `with`; see KafkaBroker for `heap` and `properties`."""
+
+    def __init__(
+        self,
+        brokers: int,
+        heap: Sequence[str] = HEAP,
+        properties: Callable[[KafkaBroker], Mapping[str, str]] | None = None,
+    ) -> None:
+        controller_ports = ports.choose(brokers)
+        self.brokers = [KafkaBroker(number, controller_ports, heap, properties) for number in range(1, brokers + 1)]
+        """In the order of their numbers, which begin at 1."""
+        self.bootstrap = ",".join(broker.bootstrap for broker in self.brokers)
+
+    def __enter__(self) -> Self:
+        try:
+            with ThreadPoolExecutor(len(self.brokers)) as pool:
+                for done in [pool.submit(broker.format) for broker in self.brokers]:
+                    done.result()
+            for broker in self.brokers:  # a broker is not ready before a quorum runs
+                broker.start()
+            for broker in self.brokers:
+                broker.wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop all brokers and delete their data; idempotent."""
+        for broker in self.brokers:
+            broker.stop()
+
+    def create_topic(self, name: str, partitions: int, replicas: int) -> None:
+        """Create a topic with Kafka's own tool; KafkaMissingError."""
+        command = ["java", "org.apache.kafka.tools.TopicCommand", "--create", "--topic", name]
+        command += ["--bootstrap-server", self.bootstrap, "--partitions", str(partitions)]
+        run_java("TopicCommand", [*command, "--replication-factor", str(replicas)])
+
+
+def compile_program(name: str, into: Path) -> None:
+    """Compile `bench/java/<name>.java` before anything is measured; KafkaMissingError."""
+    source = ROOT / "bench" / "java" / f"{name}.java"
+    run_java(f"javac {name}.java", ["javac", "-nowarn", "-d", str(into), str(source)])
+
+
+def run_program(name: str, classes: Path, *given: str) -> dict[str, Any]:
+    """Run a compiled program and return the JSON object that it prints; KafkaMissingError."""
+    figures: dict[str, Any] = json.loads(run_java(name, ["java", name, *given], PROGRAM_TIMEOUT_S, classes))
+    return figures

@@ -1,4 +1,4 @@
-"""Apache Kafka's own jars, for tests and benchmarks that run its code on our files; Java and Maven are needed."""
+"""Download of Apache Kafka's jars, for tests and benchmarks that run its code. Needs Java and Maven."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ DOWNLOAD_TIMEOUT_S = 500
 
 
 def download_kafka_tools(pom: Path, jars: Path) -> str:
-    """Bring what `pom` names into the folder `jars`, once for all processes; gives why that is not possible, or ""."""
+    """Download the dependencies of `pom` into the directory `jars`, once for all processes.
+
+    Returns why that is not possible, or an empty string.
+    """
     for program in ("java", "mvn"):
         if shutil.which(program) is None:
-            return f"Apache Kafka's tools need {program}"
+            return f"Apache Kafka's tools need {program}, which is not on the PATH"
     jars.parent.mkdir(exist_ok=True)
     complete = jars / ".complete"
     wanted = hashlib.sha256(pom.read_bytes()).hexdigest()

@@ -1,8 +1,9 @@
-"""A mesh of node processes whose controllers reach each other, and brokers them, by links that can be cut.
+"""A cluster of node processes with three controllers or more, whose connections can be cut.
 
-Unlike `LocalCluster` each node has a `controller.quorum.voters` of its own, which names the links' ports, a node that
-ends by itself leaves its exit code and its last lines, and folders may be changed between two starts. Nodes stop with
-this process (`--parent-pipe`). For one thread; links and clients have an event loop on another, which `run` uses.
+Unlike `LocalCluster`, each node connects to the controllers through its own links (`kipmesh_chaos.links`): its
+`controller.quorum.voters` names the ports of the links. Exit codes and the ends of logs are available, and tests may
+change directories between two starts of a node. Nodes stop with this process (`--parent-pipe`). Use one thread; links
+and clients have an event loop on another thread, which `run` uses.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from bench.harness import BenchError
@@ -39,12 +39,12 @@ T = TypeVar("T")
 
 
 class QuorumError(BenchError):
-    """A node or the quorum did not do what it should have; the message has the end of the node's log."""
+    """A node or the quorum failed or timed out. The message ends with the end of the node's log."""
 
 
 @dataclass(slots=True)
 class QuorumNode:
-    """One node; its process is None while it does not run."""
+    """One node. `process` is None before its first start. `identity` differs for a later process with the same pid."""
 
     name: str
     node_id: int
@@ -56,50 +56,50 @@ class QuorumNode:
 
     @property
     def is_controller(self) -> bool:
-        """Whether it is a voter."""
+        """Whether the node is a controller, and so a voter."""
         return self.node_id >= FIRST_CONTROLLER_ID
 
     @property
     def data(self) -> Path:
-        """Its data folder."""
+        """Data directory of the node."""
         return self.home / "data"
 
     @property
     def metadata(self) -> Path:
-        """The folder of its replica of the metadata log."""
+        """Directory of the node's replica of the metadata log."""
         return self.data / METADATA
 
     @property
     def log(self) -> Path:
-        """What it wrote to its standard output and error, of all its runs."""
+        """File with the standard output and error of all runs of the node."""
         return self.home / "node.log"
 
     def tail(self) -> str:
-        """The end of that, indented."""
+        """Return the last lines of the log, indented."""
         return "\n".join(f"  {line}" for line in processes.log_tail(self.log, 0, lines=_TAIL_LINES))
 
 
-def wait_for(condition: Callable[[], bool], what: Callable[[], str] | str, timeout_s: float = WAIT_TIMEOUT_S) -> None:
-    """Until the condition holds; QuorumError when it does not in time."""
+def wait_for(condition: Callable[[], bool], name: Callable[[], str] | str, timeout_s: float = WAIT_TIMEOUT_S) -> None:
+    """Poll a condition until it holds; QuorumError with the `name` of the condition after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
-            raise QuorumError(f"no {what if isinstance(what, str) else what()} after {timeout_s:g} s")
+            raise QuorumError(f"no {name if isinstance(name, str) else name()} after {timeout_s:g} s")
         time.sleep(processes.POLL_INTERVAL_S)
 
 
 class QuorumCluster:
-    """See the module. `with QuorumCluster(...) as mesh:` starts all nodes, and leaves no process behind."""
+    """A cluster of processes with links. A `with` block starts all nodes, and kills them at its end."""
 
     def __init__(
-        self, folder: Path, *, controllers: int = 3, brokers: int = 1, config: Mapping[str, str] | None = None
+        self, directory: Path, *, controllers: int = 3, brokers: int = 1, config: Mapping[str, str] | None = None
     ) -> None:
-        """`config` holds keys of controllers and brokers: each goes to those that know it."""
+        """`config` may have keys of controllers and of brokers. A node gets those of its role; InvalidConfigError."""
         settings.check_keys(config or {})
-        self.folder = folder
+        self.directory = directory
         self.config = dict(config or {})
         self.nodes: dict[str, QuorumNode] = {}
-        self.portal = Portal("quorum-mesh")
+        self.portal = Portal("quorum-cluster")
         self.links = self.run(_make_links())
         self._pipe = os.pipe()
         self._ports = ports.PortReservation()
@@ -110,7 +110,7 @@ class QuorumCluster:
 
     def _add(self, name: str, node_id: int) -> QuorumNode:
         grpc, http = (f"{ports.HOST}:{port}" for port in self._ports.choose(2))
-        node = self.nodes[name] = QuorumNode(name, node_id, grpc, http, self.folder / name)
+        node = self.nodes[name] = QuorumNode(name, node_id, grpc, http, self.directory / name)
         return node
 
     def __enter__(self) -> Self:
@@ -121,55 +121,56 @@ class QuorumCluster:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the mesh's event loop: for clients of the nodes."""
+        """Run a coroutine on the event loop of links and clients, and return its result."""
         return self.portal.call(work)
 
-    # -- who there is
+    # -- members
 
     @property
     def controllers(self) -> list[QuorumNode]:
-        """The voters."""
+        """Controllers, in the order of their ids."""
         return [node for node in self.nodes.values() if node.is_controller]
 
     @property
     def brokers(self) -> list[QuorumNode]:
-        """The observers."""
+        """Brokers, in the order in which they were added."""
         return [node for node in self.nodes.values() if not node.is_controller]
 
     @property
     def bootstrap(self) -> str:
-        """All brokers."""
+        """Bootstrap addresses of all brokers."""
         return ",".join(node.grpc for node in self.brokers)
 
     def is_running(self, name: str) -> bool:
-        """Whether its process is there, held or not."""
+        """Whether the node's process exists, paused or not."""
         return self._state(self.nodes[name]) is not ProcessState.GONE
 
     def describe(self, timeout_s: float = WAIT_TIMEOUT_S) -> QuorumDescription:
-        """The quorum as its leader sees it, asked of the controllers themselves and by no link."""
+        """Describe the quorum by direct requests to the controllers, without links. KafkaError after `timeout_s`."""
         addresses = [node.grpc for node in self.controllers]
         return self.run(quorum.describe_quorum(addresses, timeout_s=timeout_s))
 
     def active(self) -> QuorumNode:
-        """The active controller; QuorumError when there is none in time."""
+        """Return the active controller; QuorumError if there is none in time."""
         found = self.describe()
         if found.leader_id < 0:
             raise QuorumError(f"no leader within {WAIT_TIMEOUT_S:g} s")
         return next(node for node in self.controllers if node.node_id == found.leader_id)
 
     def followers(self) -> list[QuorumNode]:
-        """The controllers that run and are not active."""
+        """Return the running controllers that are not active; QuorumError without an active controller."""
         active = self.active()
         return [node for node in self.controllers if node is not active and self.is_running(node.name)]
 
     def wait_caught_up(self, names: Iterable[str] | None = None) -> QuorumDescription:
-        """Until the leader has no replica that lags, of these or of all that run; what it then describes."""
+        """Wait until the named nodes (default: all running ones) have the whole metadata log; QuorumError.
+
+        Returns the quorum's description at that time.
+        """
         wanted = {
             self.nodes[name].node_id for name in (names or [name for name in self.nodes if self.is_running(name)])
         }
@@ -182,82 +183,84 @@ class QuorumCluster:
             end = max(replicas.values(), default=-1)
             return found.high_watermark == end and all(replicas.get(node_id) == end for node_id in wanted)
 
-        wait_for(caught_up, lambda: f"quorum that is caught up: {found}")
+        wait_for(caught_up, lambda: f"caught-up quorum: {found}")
         return found
 
     # -- processes
 
     def add_broker(self, node_id: int | None = None) -> QuorumNode:
-        """One more broker, which is not started yet; its id is the next one, or this."""
+        """Add a broker without starting it. Its id is `node_id`, or the next number."""
         number = len(self.brokers) + 1 if node_id is None else node_id
         return self._add(f"broker-{number}", number)
 
     def start(self, *names: str, wait: bool = True) -> None:
-        """Start nodes, all at once; with `wait` return when all are ready."""
+        """Start nodes in parallel, and with `wait` wait until all are ready; QuorumError."""
         for name in names:
             self._spawn(self.nodes[name])
         if wait:
             self.wait_ready(*names)
 
     def wait_ready(self, *names: str) -> None:
-        """Until these are ready; QuorumError when one ends or time is over."""
-
+        """Wait until the nodes are ready; QuorumError if one exits or time is over."""
         for node in [self.nodes[name] for name in names]:
             self._wait_ready(node)
 
     def kill(self, name: str) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Send SIGKILL to a node and wait for its end; QuorumError."""
         self._end(self.nodes[name], signal.SIGKILL)
 
     def stop(self, name: str) -> int:
-        """SIGTERM; gives the exit code."""
+        """Send SIGTERM to a node, wait for its end and return the exit code; QuorumError."""
         return self._end(self.nodes[name], signal.SIGTERM)
 
     def pause(self, name: str) -> None:
-        """SIGSTOP, and wait until it is held."""
+        """Send SIGSTOP to a node and wait until it is stopped; QuorumError."""
         node = self.nodes[name]
         self._signal(node, signal.SIGSTOP)
-        wait_for(lambda: self._state(node) is ProcessState.PAUSED, f"held {name}")
+        wait_for(lambda: self._state(node) is ProcessState.PAUSED, f"paused {name}")
 
     def resume(self, name: str) -> None:
-        """SIGCONT."""
+        """Send SIGCONT to a paused node; QuorumError."""
         self._signal(self.nodes[name], signal.SIGCONT)
 
     def wait_exit(self, name: str) -> int:
-        """The exit code of a node that ends by itself."""
+        """Wait until a node exits without a signal, and return its exit code; QuorumError."""
         process = self.nodes[name].process
         if process is None:
             raise QuorumError(f"{name} was not started")
         try:
             return process.wait(START_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            raise QuorumError(f"{name} did not end:\n{self.nodes[name].tail()}") from None
+            raise QuorumError(f"{name} did not exit within {START_TIMEOUT_S:g} s:\n{self.nodes[name].tail()}") from None
 
     # -- the network
 
     def pairs(self, name: str, *, to_brokers: bool = True) -> list[Pair]:
-        """(name, other) for each other node that has a link with this controller."""
+        """Return (name, other) for each other node that has a link with the controller."""
         others = [*self.controllers, *(self.brokers if to_brokers else ())]
         return [(name, other.name) for other in others if other.name != name]
 
-    def isolate(self, name: str, *, sends: bool = False, hears: bool = False, from_brokers: bool = True) -> None:
-        """Cut a controller off from the others: what it still `sends` and `hears` is said, else both are cut."""
-        mine = self.pairs(name, to_brokers=from_brokers)
-        back = [(other, me) for me, other in mine]
-        self.run(_do(lambda: self.links.cut([*([] if sends else mine), *([] if hears else back)])))
+    def isolate(self, name: str, *, sends: bool = False, receives: bool = False, from_brokers: bool = True) -> None:
+        """Cut the links between a controller and the other controllers, and the brokers unless `from_brokers` is False.
+
+        With `sends` or `receives`, that direction stays open.
+        """
+        outgoing = self.pairs(name, to_brokers=from_brokers)
+        incoming = [(other, me) for me, other in outgoing]
+        self.run(_call(lambda: self.links.cut([*([] if sends else outgoing), *([] if receives else incoming)])))
 
     def heal(self) -> None:
-        """Nothing is cut any more."""
-        self.run(_do(self.links.heal))
+        """Restore all links."""
+        self.run(_call(self.links.heal))
 
-    # -- inside
+    # -- internals
 
     def _wait_ready(self, node: QuorumNode) -> None:
         wait_for(lambda: self._is_ready(node), lambda: f"ready {node.name}:\n{node.tail()}", START_TIMEOUT_S)
 
     def _is_ready(self, node: QuorumNode) -> bool:
         if not self.is_running(node.name):
-            raise QuorumError(f"{node.name} ended while it started:\n{node.tail()}")
+            raise QuorumError(f"{node.name} exited before it was ready:\n{node.tail()}")
         return processes.probe(node.http, "/readyz") == 200
 
     def _voters(self, node: QuorumNode) -> str:
@@ -280,7 +283,7 @@ class QuorumCluster:
 
     def _spawn(self, node: QuorumNode) -> None:
         if self.is_running(node.name):
-            raise QuorumError(f"{node.name} runs already")
+            raise QuorumError(f"{node.name} is already running")
         node.home.mkdir(parents=True, exist_ok=True)
         file = node.home / "node.properties"
         file.write_text("".join(f"{key}={value}\n" for key, value in self._properties(node).items()))
@@ -304,7 +307,7 @@ class QuorumCluster:
 
     def _signal(self, node: QuorumNode, number: signal.Signals) -> None:
         if node.process is None or not processes.send(node.process.pid, node.identity, number):
-            raise QuorumError(f"{node.name} does not run:\n{node.tail()}")
+            raise QuorumError(f"{node.name} is not running:\n{node.tail()}")
 
     def _end(self, node: QuorumNode, number: signal.Signals) -> int:
         self._signal(node, number)
@@ -312,17 +315,15 @@ class QuorumCluster:
         try:
             return node.process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            raise QuorumError(f"{node.name} did not end:\n{node.tail()}") from None
+            raise QuorumError(f"{node.name} did not exit within {STOP_TIMEOUT_S:g} s:\n{node.tail()}") from None
 
     def close(self) -> None:
-        """Kill what runs, end the links; idempotent."""
-        running = [node for node in self.nodes.values() if self._state(node) is not ProcessState.GONE]
-        for node in running:
-            assert node.process is not None
-            processes.send(node.process.pid, node.identity, signal.SIGKILL)
-        for node in self.nodes.values():
-            if node.process is not None:
-                node.process.wait(STOP_TIMEOUT_S)
+        """Kill all nodes and close the links; idempotent."""
+        started = [(node.process, node.identity) for node in self.nodes.values() if node.process is not None]
+        for process, identity in started:
+            processes.send(process.pid, identity, signal.SIGKILL)
+        for process, _ in started:
+            process.wait(STOP_TIMEOUT_S)
         if self._pipe[0] >= 0:
             self.run(self.links.close())
             self.portal.close()
@@ -337,5 +338,5 @@ async def _make_links() -> Links:
     return Links()
 
 
-async def _do(what: Callable[[], None]) -> None:
-    what()
+async def _call(function: Callable[[], None]) -> None:
+    function()

@@ -1,11 +1,11 @@
-"""What a fetch costs with a session and without: a leader's handler, a follower's, and the bytes between them.
+"""Cost of a fetch with and without a session: the leader's handler, the follower's handler, and the encoded messages.
 
-A `Leader` is what a broker has of its partitions: `Replica`s over real logs in a folder, a metadata image, the session
-cache and `FetchHandler`. A `Follower` is what a broker has of its leader: `FetchSessionHandler`, told of positions as
-`ReplicaFetcher` tells it. Requests and responses are encoded and decoded as protobuf. Not here: gRPC, the network, and
-the follower's own logs, which cost the same with a session and without.
+A `Leader` has the state of a broker that leads partitions: `Replica`s with real logs, a metadata image, the session
+cache and `FetchHandler`. A `Follower` has a `FetchSessionHandler`, with positions as from `ReplicaFetcher`. Requests
+and responses are encoded as protobuf. Not included: gRPC, the network, and the follower's logs, whose cost does not
+depend on sessions.
 
-A fetch waits for at most `WAIT_MS`: where nothing changed it subscribes, waits, looks again, and is answered.
+A fetch without changes subscribes, waits for `WAIT_MS`, and returns an empty response.
 """
 
 from __future__ import annotations
@@ -37,35 +37,33 @@ from kipmesh.transport.grpc.server import RequestContext
 LEADER_ID, FOLLOWER_ID, EPOCH = 1, 2, 7
 TOPIC_PARTITIONS = 100
 CHANGED_TOPICS = 10
-"""What changes is spread evenly over so many topics, however many there are: its bytes depend on that."""
+"""Changed partitions are spread over so many topics at every size, because the size of requests depends on it."""
 VALUE_BYTES = 100
 WAIT_MS = 1
 MAX_BYTES = 10 << 20
 
-_LONG_ID = 1 << 28  # from here on an id takes five bytes on the wire, as nearly all do
+_LONG_ID = 1 << 28  # larger ids take five bytes on the wire, as nearly all random ids do
 
 Place = tuple[int, int]
-"""Topic's number and partition."""
+"""Number of the topic, and partition."""
 
 
 class Cost(NamedTuple):
-    """Of one fetch. CPU of the thread, in microseconds."""
+    """Cost of one fetch. CPU is that of the thread, in microseconds."""
 
     request_bytes: int
     response_bytes: int
     server_us: float
     client_us: float
-    answered: int
-    """Partitions in the response."""
 
 
 def topic_id(topic: int) -> bytes:
-    """Ids are as long as real ones."""
+    """Return a topic id, as long as real ids."""
     return (topic + 1).to_bytes(16, "big")
 
 
 def places(partitions: int, changed: int) -> list[Place]:
-    """`changed` of a session's partitions: as many of each of ten topics, and these far apart."""
+    """Return `changed` partitions of a session: equally many of each of ten topics, which are far apart."""
     topics = partitions // TOPIC_PARTITIONS
     return [
         (number * topics // CHANGED_TOPICS, partition)
@@ -75,21 +73,21 @@ def places(partitions: int, changed: int) -> list[Place]:
 
 
 class Leader:
-    """A broker that leads `partitions` partitions, with one follower each."""
+    """A broker that leads `partitions` partitions with one follower each. Their logs are in a new directory."""
 
-    def __init__(self, folder: Path, partitions: int) -> None:
+    def __init__(self, directory: Path, partitions: int) -> None:
         self.partitions = partitions
         config = BrokerConfig.parse(
             {
                 "node.id": LEADER_ID,
                 "cluster.id": "bench",
                 "controller.quorum.voters": "9@localhost:1",
-                "log.dirs": str(folder),
+                "log.dirs": str(directory),
             }
         )
-        folder.mkdir()
+        directory.mkdir()
         self._logs = LogManager(
-            RealFileSystem(), (str(folder),), cluster_id="bench", node_id=LEADER_ID, defaults=TopicConfig()
+            RealFileSystem(), (str(directory),), cluster_id="bench", node_id=LEADER_ID, defaults=TopicConfig()
         )
         self._logs.load(0)
         image = MetadataImage(offset=0)
@@ -124,40 +122,40 @@ class Leader:
             states[number] = state
         image.topics[topic_id(topic)] = TopicState(name, topic_id(topic), states)
 
-    def append(self, where: list[Place]) -> None:
-        """A record of `VALUE_BYTES` to each."""
-        for place in where:
+    def append(self, changed: list[Place]) -> None:
+        """Append a record of `VALUE_BYTES` to each partition."""
+        for place in changed:
             self.replicas[place].append(self._batch, 1, 1)
 
     async def end_session(self, session_id: int) -> None:
-        """As a follower that leaves does."""
+        """Close the follower's session."""
         request = FetchRequest(replica_id=FOLLOWER_ID, replica_epoch=EPOCH, session_id=session_id)
         await self.handler.fetch(request, RequestContext("broker-2", "peer"))
 
     def close(self) -> None:
-        """The logs; their folder is the caller's."""
+        """Close the logs. The caller deletes their directory."""
         self._logs.close(-1)
 
 
 class Follower:
-    """Fetches from a leader: all its partitions, or just some; with sessions or without."""
+    """A follower that fetches some partitions of a leader, with or without sessions."""
 
-    def __init__(self, leader: Leader, where: list[Place], *, enabled: bool) -> None:
+    def __init__(self, leader: Leader, partitions: list[Place], *, enabled: bool) -> None:
         self._leader = leader
         self._session = FetchSessionHandler(enabled=enabled)
-        self._moved = list(where)  # what the next request says, as `ReplicaFetcher._moved`
+        self._moved = list(partitions)  # partitions with new positions, as `ReplicaFetcher._moved`
 
     @property
     def session_id(self) -> int:
-        """0 without a session."""
+        """Id of the session, or 0."""
         return self._session.session_id
 
     def _next_request(self) -> tuple[SessionRequest, bytes]:
         for topic, number in self._moved:
             replica = self._leader.replicas[topic, number]
-            log = replica.log  # stands for the follower's, which is the same when all is read
-            asked = FetchPartition(number, 0, log.log_end_offset, log.latest_epoch, log.log_start_offset, 1 << 20)
-            self._session.want(replica.topic, replica.topic_id, asked)
+            log = replica.log  # equals the follower's log after all records are read
+            position = FetchPartition(number, 0, log.log_end_offset, log.latest_epoch, log.log_start_offset, 1 << 20)
+            self._session.want(replica.topic, replica.topic_id, position)
         self._moved = []
         request = self._session.next_request()
         filled = request.fill(
@@ -173,7 +171,7 @@ class Follower:
         return request, encode(filled)
 
     async def fetch(self, changed: list[Place]) -> Cost:
-        """Say where we are, let `changed` get a record each, and fetch them."""
+        """Append a record to each changed partition, fetch them and return the cost; AssertionError if any is lost."""
         clock = time.thread_time_ns
         begin = clock()
         request, sent = self._next_request()
@@ -185,16 +183,16 @@ class Follower:
         received = encode(response)
         server_ns = clock() - begin
         begin = clock()
-        answer = self._session.handle_response(request, decode(FetchResponse, received))
+        result = self._session.handle_response(request, decode(FetchResponse, received))
         client_ns += clock() - begin
-        records = [one for one in answer.partitions if one.data.records]
-        if not answer.is_accepted or len(records) != len(changed):
-            raise AssertionError(f"{len(records)} of {len(changed)} records came, error {answer.error.name}")
+        records = [one for one in result.partitions if one.data.records]
+        if not result.is_accepted or len(records) != len(changed):
+            raise AssertionError(f"{len(records)} of {len(changed)} records fetched, error {result.error.name}")
         self._moved = changed
-        return Cost(len(sent), len(received), server_ns / 1e3, client_ns / 1e3, len(answer.partitions))
+        return Cost(len(sent), len(received), server_ns / 1e3, client_ns / 1e3)
 
     async def open(self) -> None:
-        """The first, full fetch; until the session's id is as long as nearly all are."""
+        """Open a session by a full fetch. Repeats that until the session id has the usual length."""
         while True:
             await self.fetch([])
             if self.session_id >= _LONG_ID:
@@ -202,16 +200,16 @@ class Follower:
             await self.close()
 
     async def close(self) -> None:
-        """End the session."""
+        """Close the session, if there is one."""
         request = self._session.close()
         if request is not None:
             await self._leader.end_session(request.session_id)
 
 
 async def memory_bytes(leader: Leader) -> tuple[float, float]:
-    """Bytes for each partition of a session that is open and idle: at the server and at the client (tracemalloc)."""
+    """Return the bytes per partition of an open, idle session in the leader and in the follower, by tracemalloc."""
     warm_up = Follower(leader, list(leader.replicas), enabled=True)
-    await warm_up.open()  # codecs are compiled at their first use
+    await warm_up.open()  # compiles the codecs
     await warm_up.close()
     del warm_up
     gc.collect()

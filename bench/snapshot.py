@@ -1,9 +1,9 @@
-"""`python -m bench.snapshot`: a snapshot of a large image, made in slices and loaded, by the code that nodes use.
+"""`python -m bench.snapshot`: time and memory to write and load a snapshot of a large image, with the nodes' code.
 
-Each figure has a process of its own: one makes the image and its snapshot while a ticker on the same event loop notes
-how late it is, another loads the file and says how much memory the image takes. Both stop the garbage collector's full
-collections over the image as a node would (`gc.freeze` once it is loaded); `--keep-gc` shows what they cost. With
-`--kafka` Apache Kafka's own classes then load the same file and write its image again (a JDK 17 and Maven).
+One process creates the image and writes its snapshot in slices, while a task on the same event loop measures the delay
+of its timer. Another process loads the file and measures the memory of the image. Both exclude the image from full
+garbage collections, as a node does (`gc.freeze`); `--keep-gc` shows what those cost. With `--kafka`, Apache Kafka's own
+classes load the same file and write its image again, which needs JDK 17 and Maven.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import asyncio
 import gc
 import json
 import os
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +27,16 @@ from bench.images import PARTITIONS, neighbours_image
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 from kipmesh.core.metadata.image_writer import image_values
+from kipmesh.messages import SnapshotId
 from kipmesh.storage.fs import RealFileSystem
 from kipmesh.storage.quorum.snapshot_file import ImageLoader
 from kipmesh.storage.quorum.snapshots import SnapshotStore
 
-MODULE = "bench.snapshot"
-
 TICK_S = 0.001
 MIB = 1 << 20
+KAFKA_ROUNDS = 3
+KAFKA_HEAP = "-Xmx6g"
+KAFKA_TIMEOUT_S = 900
 
 
 async def _tick(pauses: list[float]) -> None:
@@ -58,7 +62,7 @@ async def _generate(image: MetadataImage, store: SnapshotStore, compression: str
     changed = iter(list(image.topics))
     slice_begin = time.thread_time()
     for _ in writer.write(image_values(captured)):
-        # The state machine goes on: a partition changes for each thousand that are written.
+        # As on a node, the state machine applies records while the snapshot is written.
         image.apply(r.PartitionChangeRecord(0, next(changed), leader=1), change)
         slice_s = max(slice_s, time.thread_time() - slice_begin)
         await asyncio.sleep(0)
@@ -79,20 +83,20 @@ async def _generate(image: MetadataImage, store: SnapshotStore, compression: str
     }
 
 
-def generate(options: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """Make an image and a snapshot of it."""
+def generate(options: argparse.Namespace, directory: Path) -> dict[str, float]:
+    """Create an image and its snapshot in the directory, and return the times and sizes."""
     gc.disable()
     image = neighbours_image(options.topics)
     gc.enable()
     if not options.keep_gc:
         gc.collect()
         gc.freeze()
-    return asyncio.run(_generate(image, SnapshotStore(RealFileSystem(), str(folder)), options.compression))
+    return asyncio.run(_generate(image, SnapshotStore(RealFileSystem(), str(directory)), options.compression))
 
 
-def load(options: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """Load the snapshot as a starting node does, and measure what it leaves in memory."""
-    store = SnapshotStore(RealFileSystem(), str(folder))
+def load(options: argparse.Namespace, directory: Path) -> dict[str, float]:
+    """Load the snapshot in the directory as a starting node does, and return the times and the memory of the image."""
+    store = SnapshotStore(RealFileSystem(), str(directory))
     (snapshot_id,) = store.snapshot_ids()
     gc.collect()
     before = _resident_bytes()
@@ -119,17 +123,64 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _kafka(folder: Path, ours: dict[str, float]) -> dict[str, Any]:
-    """Apache Kafka's figures and ours by them; nothing where it cannot be run, which is said."""
-    (snapshot_id,) = SnapshotStore(RealFileSystem(), str(folder)).snapshot_ids()
+# -- Apache Kafka
+
+
+def measure_kafka(directory: Path, snapshot_id: SnapshotId) -> list[dict[str, Any]]:
+    """Let Apache Kafka load the snapshot and write its image, and return the figures of each round; KafkaMissingError.
+
+    All rounds share one JVM.
+    """
+    kafka.prepare()
+    program = kafka.ROOT / "bench" / "java" / "KafkaSnapshot.java"
+    with tempfile.TemporaryDirectory() as output:
+        command = ["java", KAFKA_HEAP, str(program), str(directory)]
+        command += [str(snapshot_id.end_offset), str(snapshot_id.epoch), output, str(KAFKA_ROUNDS)]
+        return [json.loads(line) for line in kafka.run_java("KafkaSnapshot", command, KAFKA_TIMEOUT_S).splitlines()]
+
+
+def compare(ours: Mapping[str, float], rounds: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return Kafka's first round (cold JVM), median and best of each figure, and the ratios of ours to them."""
+    found = {}
+    for key in ("generate_s", "load_s", "bytes", "image_mib"):
+        values = [float(each[key]) for each in rounds]
+        theirs = {"first": values[0], "median": statistics.median(values), "best": min(values)}
+        ratios = {f"ratio_{name}": ours[key] / value if value else nan for name, value in theirs.items()}
+        found[key] = {**theirs, **ratios}
+    return found
+
+
+def comparison_lines(compared: Mapping[str, Mapping[str, float]]) -> Sequence[str]:
+    """Format the result of `compare` for a terminal."""
+    lines = [f"Apache Kafka {kafka.version()}'s own classes on the same snapshot, {KAFKA_ROUNDS} rounds in one JVM"]
+    for key, label in (("generate_s", "generate"), ("load_s", "load")):
+        row = compared[key]
+        lines.append(
+            f"{label:<18}{row['median']:8.2f} s   (first {row['first']:.2f}, best {row['best']:.2f}); ours takes "
+            f"{row['ratio_median']:.1f} times as long (first {row['ratio_first']:.1f}, best {row['ratio_best']:.1f})"
+        )
+    size, image = compared["bytes"], compared["image_mib"]
+    return [
+        *lines,
+        f"{'file':<18}{size['median'] / MIB:8.1f} MiB; ours {size['ratio_median']:.3f} of that",
+        f"{'image on the heap':<18}{image['median']:8.1f} MiB (best {image['best']:.1f}); ours takes "
+        f"{image['ratio_median']:.1f} times as much, resident",
+    ]
+
+
+def _compare_with_kafka(directory: Path, ours: dict[str, float]) -> dict[str, Any]:
+    (snapshot_id,) = SnapshotStore(RealFileSystem(), str(directory)).snapshot_ids()
     try:
-        rounds = kafka.measure(folder, snapshot_id)
+        rounds = measure_kafka(directory, snapshot_id)
     except kafka.KafkaMissingError as error:
-        harness.say(MODULE, f"without Apache Kafka: {error}")
+        harness.say(f"without Apache Kafka: {error}")
         return {}
     if rounds[-1]["records"] != ours["records"]:
         raise AssertionError(f"Apache Kafka read {rounds[-1]['records']} records of {ours['records']}")
-    return {"kafka": kafka.compare(ours, rounds), "kafka_rounds": rounds}
+    return {"kafka": compare(ours, rounds), "kafka_rounds": rounds}
+
+
+# -- command line
 
 
 def _text(topics: int, figures: dict[str, Any]) -> str:
@@ -145,36 +196,34 @@ def _text(topics: int, figures: dict[str, Any]) -> str:
         f"full collection   {figures['full_gc_ms']:8.1f} ms",
     ]
     if "kafka" in figures:
-        lines += ["", *kafka.as_text(figures["kafka"])]
+        lines += ["", *comparison_lines(figures["kafka"])]
     return "\n".join(lines)
 
 
 def main(given: Sequence[str]) -> int:
-    """Run both steps and print the figures."""
-    parser = harness.parser(MODULE, __doc__)
-    parser.add_argument("--topics", type=int, default=100_000, help="with 10 partitions each")
+    """Run both steps in new processes, and print the figures."""
+    parser = harness.Parser("bench.snapshot", __doc__)
+    parser.number("--topics", "topics with 10 partitions each", 100_000, least=1000, most=1_000_000)
     parser.add_argument("--compression", choices=("none", "gzip", "snappy", "zstd"), default="none")
     parser.add_argument("--keep-gc", action="store_true", help="leave Python's garbage collector as it is")
     parser.add_argument("--kafka", action="store_true", help="compare with Apache Kafka's own classes")
     parser.add_argument("--step", choices=("generate", "load"), help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
-    options = parser.parse_args(given)
-    if not 1000 <= options.topics <= 1_000_000:
-        parser.error("topics from 1,000 to 1,000,000")
+    parser.add_argument("--directory", help=argparse.SUPPRESS)
+    options = parser.parse(given)
     if options.step:
         step = generate if options.step == "generate" else load
-        sys.stdout.write(json.dumps(step(options, Path(options.folder))))
+        sys.stdout.write(json.dumps(step(options, Path(options.directory))))
         return 0
     found: dict[str, Any] = {"topics": options.topics}
 
     def measure() -> None:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as directory:
             for step in ("generate", "load"):
-                found.update(harness.in_process(MODULE, *given, "--step", step, "--folder", folder))
+                found.update(harness.in_process("bench.snapshot", *given, "--step", step, "--directory", directory))
             if options.kafka:
-                found.update(_kafka(Path(folder), found))
+                found.update(_compare_with_kafka(Path(directory), found))
 
-    return harness.run(MODULE, options, measure, figures=lambda: found, text=lambda: _text(options.topics, found))
+    return harness.run(options, measure, figures=lambda: found, text=lambda: _text(options.topics, found))
 
 
 if __name__ == "__main__":

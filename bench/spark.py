@@ -1,11 +1,10 @@
-"""`python -m bench.spark`: records/s of a Spark batch read of a topic of flights on `local[2]`.
+"""`python -m bench.spark`: records per second of a Spark batch read of a topic of flights on `local[2]`.
 
-The topic is what `make demo` makes: flights as JSON keyed by carrier, 6 partitions, 3 replicas. The first read starts
-Python workers and compiles; the figure is that of the later ones. Every read counts the records and adds up their
-lengths, so that all of them go through Arrow into Spark, and is checked against what was sent.
+The topic has the records of `make demo`: flights as JSON with the carrier as key, 6 partitions, 3 replicas. The first
+read starts Python workers and compiles, so later reads have their own figure. Each read counts the records and sums
+their lengths, so that all values pass through Arrow into Spark, and compares the result with what was produced.
 
-With `--kafka` it is another benchmark (`bench.spark_beside`): our source on our mesh beside Spark's own Kafka connector
-on Apache Kafka.
+With `--kafka`, compares our source and cluster with Spark's Kafka connector and Apache Kafka (`bench.spark_beside`).
 """
 
 from __future__ import annotations
@@ -19,14 +18,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import harness, report, spark_beside, workload
+from bench import harness, spark_beside, workload
+from bench.harness import Figure
 from kipmesh.client import Producer
 from kipmesh.spark.session import local_session
 from kipmesh_jobs.flights import dataset
 
-MODULE = "bench.spark"
-
-_TOPIC = "flights"
+TOPIC = "flights"
+FIGURES = (
+    Figure("spark_first_records_s", "Spark batch read on local[2], first", "records/s"),
+    Figure("spark_records_s", "Spark batch read on local[2], second and later", "records/s", 200_000),
+)
 
 
 def _flights(scale: int, limit: int | None) -> Iterator[dataset.Flight]:
@@ -36,75 +38,74 @@ def _flights(scale: int, limit: int | None) -> Iterator[dataset.Flight]:
 
 
 async def fill(bootstrap: str, scale: int, limit: int | None) -> workload.Rate:
-    """Create the topic and produce the flights into it."""
-    await workload.create_topic(bootstrap, _TOPIC, workload.PARTITIONS)
+    """Create the topic, produce `scale` years of flights and return the rate; BenchError, KafkaError."""
+    await workload.create_topic(bootstrap, TOPIC, workload.PARTITIONS)
     records = volume = 0
     begin = time.perf_counter()
     async with Producer(bootstrap, **workload.PRODUCER) as producer:
         deliveries: list[Any] = []
         for flight in _flights(scale, limit):
-            deliveries.append(await producer.send(_TOPIC, flight.value, key=flight.key))
+            deliveries.append(await producer.send(TOPIC, flight.value, key=flight.key))
             records += 1
             volume += len(flight.value)
         await producer.flush()
-        for delivery in deliveries:
-            if delivery.exception() is not None:
-                raise harness.BenchError(f"produce: {delivery.exception()}")
+        workload.check_deliveries(delivery.exception() for delivery in deliveries)
     return workload.Rate(records, volume, time.perf_counter() - begin)
 
 
 def read(session: Any, bootstrap: str) -> tuple[int, int, float]:
-    """Read the whole topic once: records, bytes of their values, seconds."""
+    """Read the whole topic, and return records, bytes of their values, and seconds."""
     begin = time.perf_counter()
-    source = session.read.format("kipmesh").option("kafka.bootstrap.servers", bootstrap).option("subscribe", _TOPIC)
+    source = session.read.format("kipmesh").option("kafka.bootstrap.servers", bootstrap).option("subscribe", TOPIC)
     sums = source.load().selectExpr("count(*) AS records", "sum(length(value)) AS volume", "max(offset) AS last")
     row = sums.collect()[0]
     return row["records"], row["volume"], time.perf_counter() - begin
 
 
 def measure(options: argparse.Namespace, samples: dict[str, list[float]]) -> None:
-    """Start a cluster, fill it, read it several times, stop it; BenchError."""
+    """Fill a new cluster and read it several times, and add the rates to `samples`; BenchError, ClusterError."""
     with (
-        tempfile.TemporaryDirectory(prefix="kipmesh-bench-") as folder,
+        tempfile.TemporaryDirectory(prefix="kipmesh-bench-") as directory,
         harness.three_brokers() as cluster,
     ):
         sent = asyncio.run(fill(cluster.bootstrap, options.scale, options.limit))
-        harness.say(MODULE, f"produced {sent.records:,} flights at {sent.mb_s:.1f} MB/s")
-        session = local_session("kipmesh-bench", Path(folder))
+        harness.say(f"produced {sent.records:,} flights at {sent.mb_s:.1f} MB/s")
+        session = local_session("kipmesh-bench", Path(directory))
         try:
             for run in range(options.runs):
                 records, volume, seconds = read(session, cluster.bootstrap)
                 if (records, volume) != (sent.records, sent.volume_bytes):
-                    raise harness.BenchError(f"spark: read {records} records of {volume} bytes, sent {sent}")
-                harness.say(MODULE, f"read {run + 1}: {records / seconds:,.0f} records/s")
+                    raise harness.BenchError(f"spark: read {records} records of {volume} bytes, produced {sent}")
+                harness.say(f"read {run + 1}: {records / seconds:,.0f} records/s")
                 samples["spark_records_s" if run else "spark_first_records_s"].append(records / seconds)
         finally:
             session.stop()
 
 
 def main(given: Sequence[str]) -> int:
-    """Run, and print the figures."""
-    parser = harness.parser(MODULE, __doc__, markdown=harness.TABLE)
-    parser.add_argument("--runs", type=int, default=4, help="reads, the first of which is reported by itself (4)")
-    parser.add_argument("--scale", type=int, default=3, help="years of 336,776 flights (3)")
-    parser.add_argument("--limit", type=int, default=None, help="flights of each year")
-    parser.add_argument("--kafka", action="store_true", help="beside Spark's Kafka connector on Apache Kafka")
+    """Run, and print the figures that were measured."""
+    parser = harness.Parser("bench.spark", __doc__, markdown=harness.TABLE)
+    parser.number("--runs", "reads, of which the first has its own figure", 4, least=2)
+    parser.number("--scale", "years of 336,776 flights", 3, most=30)
+    parser.add_argument("--limit", type=int, default=None, help="maximum of flights of each year")
+    parser.add_argument("--kafka", action="store_true", help="compare with Spark's Kafka connector on Apache Kafka")
     sizes, partitions = tuple(spark_beside.SIZES), spark_beside.PARTITIONS
     parser.add_argument("--sizes", type=int, nargs="+", choices=sizes, default=sizes, help="--kafka: bytes of values")
     parser.add_argument("--partitions", type=int, nargs="+", default=partitions, help="--kafka: of the topics (6 60)")
-    parser.add_argument("--share", type=float, default=1.0, help="--kafka: of 2,000,000 (500,000) records (1)")
-    options = parser.parse_args(given)
-    if options.runs < 2 or not 1 <= options.scale <= 30:
-        parser.error("runs from 2, scale from 1 to 30")
+    parser.number("--share", "--kafka: share of 2,000,000 (500,000) records", 1.0, least=0.0001)
+    options = parser.parse(given)
     if options.kafka:
-        return spark_beside.run_all(MODULE, options)
-    samples: dict[str, list[float]] = {"spark_first_records_s": [], "spark_records_s": []}
+        return spark_beside.run_all(options)
+    samples: dict[str, list[float]] = {figure.key: [] for figure in FIGURES}
+
+    def summaries() -> list[harness.Summary]:
+        return harness.summarize(samples, FIGURES)
+
     return harness.run(
-        MODULE,
         options,
         lambda: measure(options, samples),
-        figures=lambda: {"scale": options.scale, **report.figures(report.summarize(samples))},
-        text=lambda: report.table(report.summarize(samples), markdown=options.markdown),
+        figures=lambda: {"scale": options.scale, **harness.as_json(summaries())},
+        text=lambda: harness.as_table(summaries(), markdown=options.markdown),
     )
 
 

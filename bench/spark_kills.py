@@ -1,11 +1,10 @@
-"""`python -m bench.spark_kills`: a streaming query is killed again and again, and so are brokers, while retention runs.
+"""`python -m bench.spark_kills`: kills a streaming query and brokers repeatedly, while retention deletes records.
 
-A producer numbers its records. A process with two streaming queries (`bench.spark_query`) copies them into Parquet
-files and into a second topic. It is killed with SIGKILL, Spark's JVM and workers included, at a random moment after it
-has done a batch, and started again; meanwhile brokers are killed one at a time and come back. At the end each
-acknowledged record must be once in the files, and once in the second topic among the records of different names
-(`kipmesh.batch` and `kipmesh.row`), and nothing else may be in either. The exit code is 1 when it is not so.
-Progress goes to standard error, the figures to standard output.
+A producer numbers its records. A process with two streaming queries (`bench.spark_query`) copies them to Parquet files
+and to a second topic. It is killed with SIGKILL, including Spark's JVM and workers, at a random time after a batch, and
+restarted. Brokers are killed one at a time and restarted. At the end each acknowledged record must be once in the
+files, and once in the second topic among the records with different ids (`kipmesh.batch` and `kipmesh.row`). Neither
+may have other records. The exit code is 1 otherwise.
 """
 
 from __future__ import annotations
@@ -36,8 +35,6 @@ from kipmesh.cluster import LocalCluster
 from kipmesh.core.errors import KafkaError
 from kipmesh.spark.row_ids import BATCH_HEADER, ROW_HEADER
 
-MODULE = "bench.spark_kills"
-
 PARTITIONS = 6
 RECORDS_PER_S = 250
 SEGMENT_BYTES = 1 << 16
@@ -49,20 +46,21 @@ _END_CHARS = 2000
 _LINE_CHARS = 500
 _CAUSES = 10
 _EXCEPTION = re.compile(r"(?!\s|at )(?=.*(?:Exception|Error|Caused by)\b)")
-"""A line that is not of a stack and names an exception."""
+"""Matches a line that names an exception and is not part of a stack trace."""
 
 
 class KillsError(RuntimeError):
-    """It did not come to an end."""
+    """A query failed, or did not progress in time. The message has the end of its logs."""
 
 
 class Load:
-    """A thread that sends numbers at a rate until `end`, and then knows where each is."""
+    """A thread that produces numbered records from the begin of a `with` block until `end`."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.written: dict[int, tuple[int, int]] = {}
-        """Number -> partition and offset, of those that were acknowledged."""
+        """Partition and offset of acknowledged records by number."""
         self.failed: dict[int, str] = {}
+        """Errors by number. Like `written`, complete after `end`."""
         self._bootstrap, self._topic = bootstrap, topic
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="load")
@@ -75,7 +73,7 @@ class Load:
         self.end()
 
     def end(self) -> None:
-        """Everything is sent, and has an outcome."""
+        """Stop producing, and wait until each record is acknowledged or has failed."""
         self._ends.set()
         self._thread.join()
 
@@ -98,7 +96,7 @@ class Load:
 
 
 class Query:
-    """The process of the queries; it has ended at the end of the block."""
+    """The process of the queries, from the begin to the end of a `with` block."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -112,12 +110,12 @@ class Query:
         self.kill()
 
     def start(self) -> None:
-        """Another process, which goes on."""
+        """Start a process, which resumes from the checkpoints."""
         place = self._place
         command = [sys.executable, "-m", "bench.spark_query", place.bootstrap, place.source, place.sink]
-        with (place.folder / "query.log").open("ab") as log:
+        with (place.directory / "query.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, str(place.folder)],
+                [*command, str(place.directory)],
                 cwd=Path(__file__).parents[1],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -126,36 +124,36 @@ class Query:
             )
 
     def wait_for_batches(self, more: int = 1) -> None:
-        """Until both queries have done so many more; KillsError when they end before, or take too long."""
+        """Wait until both queries have committed `more` batches; KillsError if the process ends or time is over."""
         wanted = {query: self._place.committed(query) + more for query in (FILES, TOPIC)}
         deadline = time.monotonic() + _STEP_SECONDS
         while any(self._place.committed(query) < count for query, count in wanted.items()):
             if self._process is None or self._process.poll() is not None or time.monotonic() > deadline:
-                raise KillsError(f"no more batches: {self._said()}")
+                raise KillsError(f"no new batch within {_STEP_SECONDS:g} s, or the process ended: {self._log_ends()}")
             time.sleep(_POLL_SECONDS)
 
     def kill(self) -> None:
-        """SIGKILL to it and to the JVM; Spark's workers end when the JVM is gone."""
+        """Send SIGKILL to the process and the JVM. Spark's workers end after the JVM."""
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
     def end(self) -> None:
-        """Let it take the rest and stop; KillsError when it fails."""
-        (self._place.folder / END).touch()
+        """Let the queries process all available records and stop; KillsError."""
+        (self._place.directory / END).touch()
         try:
             if self._process is None or self._process.wait(_STEP_SECONDS):
-                raise KillsError(f"the query failed: {self._said()}")
+                raise KillsError(f"the queries failed: {self._log_ends()}")
         except subprocess.TimeoutExpired:
-            raise KillsError(f"the query does not end: {self._said()}") from None
+            raise KillsError(f"the queries did not end within {_STEP_SECONDS:g} s: {self._log_ends()}") from None
 
-    def _said(self) -> str:
-        logs = [self._place.folder / "query.log", self._place.folder / "spark" / "spark.log"]
+    def _log_ends(self) -> str:
+        logs = [self._place.directory / "query.log", self._place.directory / "spark" / "spark.log"]
         return "\n".join(gist(log.read_text(errors="replace")) for log in logs if log.exists())
 
 
 def gist(log: str) -> str:
-    """The end of a log, after the lines before it that name exceptions: what follows those is mostly stacks."""
+    """Return the end of a log, and before it the earlier lines that name exceptions, without stack traces."""
     end = log[-_END_CHARS:]
     begin = log[: -len(end)].splitlines() if end else []
     causes = [line[:_LINE_CHARS] for line in begin if _EXCEPTION.match(line)]
@@ -166,7 +164,7 @@ def gist(log: str) -> str:
 
 @contextlib.contextmanager
 def broker_down(cluster: LocalCluster, name: str) -> Iterator[None]:
-    """SIGKILL to a broker; it comes back after a while, at the latest at the end of the block."""
+    """Kill a broker, and restart it after `BROKER_DOWN_S`. Waits for the restart at the end of the block."""
     cluster.kill(name)
     timer = threading.Timer(BROKER_DOWN_S, cluster.start, (name,))
     timer.start()
@@ -177,17 +175,17 @@ def broker_down(cluster: LocalCluster, name: str) -> Iterator[None]:
 
 
 def check_files(place: Place, load: Load) -> list[str]:
-    """What is wrong with the Parquet files."""
+    """Return the problems of the Parquet files."""
     table = pyarrow.dataset.dataset(_committed_files(place.parquet), format="parquet").to_table()
-    places = zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True)
-    rows = Counter(zip(places, table["value"].to_pylist(), strict=True))
-    found = Counter({(where, int(value.split()[0])): count for (where, value), count in rows.items()})
-    return _differences("files", found, Counter((where, number) for number, where in load.written.items()))
+    positions = zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True)
+    rows = Counter(zip(positions, table["value"].to_pylist(), strict=True))
+    found = Counter({(position, int(value.split()[0])): count for (position, value), count in rows.items()})
+    return _differences("files", found, Counter((position, number) for number, position in load.written.items()))
 
 
-def _committed_files(folder: Path) -> list[str]:
-    """Those in the log of Spark's file sink: others were left by tasks that were killed."""
-    log = folder / "_spark_metadata"
+def _committed_files(directory: Path) -> list[str]:
+    """Return the files in the log of Spark's file sink. Killed tasks leave other files."""
+    log = directory / "_spark_metadata"
     newest = max((each for each in log.iterdir() if each.name.endswith(".compact")), key=_number, default=None)
     names = [newest] if newest else []
     names += [each for each in log.iterdir() if each.name.isdigit() and (not newest or _number(each) > _number(newest))]
@@ -200,7 +198,7 @@ def _number(path: Path) -> int:
 
 
 def check_topic(place: Place, load: Load) -> tuple[list[str], int]:
-    """What is wrong with the second topic, and how many of its records a repeated task wrote again."""
+    """Return the problems of the second topic, and the number of records that repeated tasks wrote again."""
     numbers: dict[tuple[bytes | None, ...], int] = {}
     repeated, problems = 0, []
     with Consumer(place.bootstrap) as consumer:
@@ -214,38 +212,36 @@ def check_topic(place: Place, load: Load) -> tuple[list[str], int]:
                 name, number = (headers[BATCH_HEADER], headers[ROW_HEADER]), int((record.value or b"-1").split()[0])
                 repeated += name in numbers
                 if numbers.setdefault(name, number) != number:
-                    problems.append(f"topic: {name} names {numbers[name]} and {number}")
+                    problems.append(f"topic: id {name} has records {numbers[name]} and {number}")
     found = Counter(numbers.values())
     return problems + _differences("topic", found, Counter(load.written.keys())), repeated
 
 
-def _differences(what: str, found: Counter[Any], wanted: Counter[Any]) -> list[str]:
-    """Elements that are missing, or too often there; a few of each are named."""
+def _differences(kind: str, found: Counter[Any], wanted: Counter[Any]) -> list[str]:
+    """Return missing and surplus elements, three of each as examples."""
     problems = []
-    for text, which in (("is missing", wanted - found), ("is once too often there", found - wanted)):
-        problems += [f"{what}: {each} {text} ({len(which)} such)" for each in sorted(which)[:3]]
+    for text, which in (("is missing", wanted - found), ("is repeated or unexpected", found - wanted)):
+        problems += [f"{kind}: {each} {text} ({len(which)} in total)" for each in sorted(which)[:3]]
     return problems
 
 
-def run(kills: int, seed: int, retention_s: int, folder: Path) -> dict[str, Any]:
-    """All of it; the figures and the problems."""
+def run(kills: int, seed: int, retention_s: int, directory: Path) -> dict[str, Any]:
+    """Run on a new cluster, and return the figures and the problems; ClusterError, KafkaError, KillsError."""
     rng = random.Random(seed)
     config = {"log.retention.check.interval.ms": 2000, "min.insync.replicas": 2}
-    with LocalCluster(mode="processes", controllers=3, leaders=1, followers=2, config=config) as cluster:
-        place = Place(cluster.bootstrap, "numbers", "copies", folder)
+    with harness.three_brokers(config=config, controllers=3) as cluster:
+        place = Place(cluster.bootstrap, "numbers", "copies", directory)
         deleted = {"retention.ms": str(1000 * retention_s), "segment.bytes": str(SEGMENT_BYTES)}
         with AdminClient(cluster.bootstrap) as admin:
             admin.create_topics([NewTopic(place.source, PARTITIONS, 3, deleted), NewTopic(place.sink, PARTITIONS, 3)])
         begin = time.monotonic()
         with Load(cluster.bootstrap, place.source) as load, Query(place) as query:
-            for turn in range(1, kills + 1):
+            for kill in range(1, kills + 1):
                 query.wait_for_batches()
                 time.sleep(rng.uniform(0, 3))
                 broker = rng.choice(BROKERS)
-                harness.say(
-                    MODULE,
-                    f"{turn}/{kills}: SIGKILL to the query and to {broker}; {place.committed(FILES)} batches are done",
-                )
+                done = f"{place.committed(FILES)} batches are committed"
+                harness.say(f"{kill}/{kills}: SIGKILL to the queries and to {broker}; {done}")
                 with broker_down(cluster, broker):
                     time.sleep(rng.uniform(0, 1))
                     query.kill()
@@ -257,7 +253,9 @@ def run(kills: int, seed: int, retention_s: int, folder: Path) -> dict[str, Any]
         with Consumer(cluster.bootstrap) as consumer:
             starts = consumer.beginning_offsets([(place.source, index) for index in range(PARTITIONS)])
         problems = check_files(place, load) + topic_problems
-        problems += [f"{number} was not written: {error}" for number, error in sorted(load.failed.items())[:3]]
+        problems += [
+            f"record {number} was not acknowledged: {error}" for number, error in sorted(load.failed.items())[:3]
+        ]
         return {
             "kills": kills,
             "seconds": round(time.monotonic() - begin, 1),
@@ -271,25 +269,23 @@ def run(kills: int, seed: int, retention_s: int, folder: Path) -> dict[str, Any]
 
 def main(given: Sequence[str]) -> int:
     """Run, and print the figures."""
-    parser = harness.parser(MODULE, __doc__)
-    parser.add_argument("--kills", type=int, default=10, help="of the query, each with one of a broker (10)")
-    parser.add_argument("--seed", type=int, default=1, help="of what is killed when (1)")
-    parser.add_argument("--retention-s", type=int, default=180, help="how long the first topic keeps records (180)")
-    options = parser.parse_args(given)
-    if not 1 <= options.kills <= 1000 or options.retention_s < 10:
-        parser.error("kills from 1 to 1000, and at least 10 s of retention")
+    parser = harness.Parser("bench.spark_kills", __doc__)
+    parser.number("--kills", "kills of the queries, each with a kill of a broker", 10)
+    parser.number("--seed", "seed of the victims and times", 1, least=0, most=1 << 31)
+    parser.number("--retention-s", "retention of the first topic in seconds", 180, least=10, most=1 << 20)
+    options = parser.parse(given)
     figures: dict[str, Any] = {}
 
     def measure() -> None:
-        with tempfile.TemporaryDirectory(prefix="kipmesh-spark-kills-") as folder:
-            figures.update(run(options.kills, options.seed, options.retention_s, Path(folder)))
+        with tempfile.TemporaryDirectory(prefix="kipmesh-spark-kills-") as directory:
+            figures.update(run(options.kills, options.seed, options.retention_s, Path(directory)))
 
     def text() -> str:
         shown = {key: value for key, value in figures.items() if key != "problems"}
         return "\n".join(f"{key.replace('_', ' ')}: {value}" for key, value in shown.items())
 
     return harness.run(
-        MODULE, options, measure, figures=lambda: figures, text=text, problems=lambda: figures.get("problems", [])
+        options, measure, figures=lambda: figures, text=text, problems=lambda: figures.get("problems", [])
     )
 
 

@@ -1,8 +1,8 @@
-"""`python -m bench.spark_query`: the streaming queries that `bench.spark_kills` kills; see there.
+"""`python -m bench.spark_query`: the streaming queries that `bench.spark_kills` kills.
 
-Two queries on one topic: one into Parquet files, with each record's place, and one into another topic, whose records
-have names (`kipmesh.batch`, `kipmesh.row`). They go on where their checkpoints say. When the file `end` appears in
-the folder, they take all that is there and stop.
+One query copies a topic to Parquet files, with the position of each record. The other copies it to a topic, whose
+records carry ids (`kipmesh.batch`, `kipmesh.row`). Both resume from their checkpoints. When the file `end` appears in
+the directory, they process all available records and stop.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ _POLL_SECONDS = 0.2
 
 
 class Place(NamedTuple):
-    """Where the queries read and write."""
+    """Topics and directory that the queries read and write."""
 
     bootstrap: str
     source: str
     sink: str
-    folder: Path
+    directory: Path
 
     def checkpoint(self, query: str) -> Path:
-        """Of the query FILES or TOPIC."""
-        return self.folder / f"checkpoint-{query}"
+        """Return the checkpoint directory of the query FILES or TOPIC."""
+        return self.directory / f"checkpoint-{query}"
 
     @property
     def parquet(self) -> Path:
-        """What FILES writes."""
-        return self.folder / "out"
+        """Output directory of FILES."""
+        return self.directory / "out"
 
     def committed(self, query: str) -> int:
-        """How many batches are done."""
+        """Return the number of committed batches of a query."""
         commits = self.checkpoint(query) / "commits"
         return sum(each.name.isdigit() for each in commits.iterdir()) if commits.is_dir() else 0
 
 
 def run(place: Place) -> None:
-    """Until END is there; raises what a query failed with."""
-    spark = local_session("spark-kills", place.folder / "spark")
+    """Run both queries until END exists; raises the error of a query that failed."""
+    spark = local_session("spark-kills", place.directory / "spark")
     frame = (
         spark.readStream.format("kipmesh")
         .option("kafka.bootstrap.servers", place.bootstrap)
@@ -64,7 +64,7 @@ def run(place: Place) -> None:
         .option("checkpointLocation", str(place.checkpoint(TOPIC)))
         .start(),
     ]
-    while not (place.folder / END).exists() and all(query.isActive for query in queries):
+    while not (place.directory / END).exists() and all(query.isActive for query in queries):
         time.sleep(_POLL_SECONDS)
     for query in queries:
         query.processAllAvailable()

@@ -1,9 +1,10 @@
-"""What Linux says about processes and the machine: memory, CPU time, loopback traffic."""
+"""Memory, CPU time and loopback traffic of processes and of the machine, from Linux's /proc."""
 
 from __future__ import annotations
 
 import os
 import platform
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def with_children(pids: Iterable[int]) -> list[int]:
-    """The processes and all that they started."""
+    """Return the process ids `pids` and those of all their descendants."""
     found: list[int] = []
     waiting = list(pids)
     while waiting:
@@ -27,7 +28,7 @@ def with_children(pids: Iterable[int]) -> list[int]:
 
 
 def pss_bytes(pids: Iterable[int]) -> int:
-    """Memory of the processes together; pages that several share count once."""
+    """Return the proportional set size of the processes; shared pages count once in total. OSError if one has ended."""
     total = 0
     for pid in pids:
         for line in (PROC / str(pid) / "smaps_rollup").read_text().splitlines():
@@ -37,7 +38,7 @@ def pss_bytes(pids: Iterable[int]) -> int:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """CPU time that the processes have used so far, in user and system mode."""
+    """Return the CPU time of the processes so far, user and system mode. OSError if one has ended."""
     ticks = 0
     for pid in pids:
         fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
@@ -46,7 +47,7 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def peak_resident_bytes() -> int:
-    """The most memory that this process ever had; `getrusage` gives the parent's if that was larger when it forked."""
+    """Return the peak resident memory of this process. `getrusage` would include that of the parent before the fork."""
     for line in (PROC / "self" / "status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -54,7 +55,7 @@ def peak_resident_bytes() -> int:
 
 
 def loopback_bytes() -> int:
-    """Bytes that the loopback interface has received so far, of everything on this machine."""
+    """Return the bytes that the loopback interface has received so far, from all processes of this machine."""
     for line in (PROC / "net" / "dev").read_text().splitlines():
         name, _, counters = line.partition(":")
         if name.strip() == "lo":
@@ -62,8 +63,17 @@ def loopback_bytes() -> int:
     raise OSError("no loopback interface")
 
 
+def idle_load(pids: Iterable[int], seconds: float) -> tuple[float, float]:
+    """Return CPU use of the processes (percent of one core) and loopback traffic (kB/s) over the next `seconds`."""
+    pids = list(pids)
+    cpu, loopback, begin = cpu_seconds(pids), loopback_bytes(), time.perf_counter()
+    time.sleep(seconds)
+    passed = time.perf_counter() - begin
+    return (cpu_seconds(pids) - cpu) / passed * 100, (loopback_bytes() - loopback) / passed / 1e3
+
+
 def describe_machine() -> dict[str, str | int | float]:
-    """What figures depend on and a reader should know."""
+    """Return processors, memory, Python version, kernel and load: figures depend on them."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     models = [
         line.partition(":")[2].strip()

@@ -1,11 +1,10 @@
-"""`python -m bench.wakeup`: what it costs, and what it gives, that followers are told the high watermark at once.
+"""`python -m bench.wakeup`: cost and benefit of immediate high watermark updates to followers (392-02).
 
-Rule 392-02, `replica.fetch.high.watermark.wakeup`. Two clusters of one shape (a controller, and a broker in each of
-three racks, of which the one in rack-a leads four partitions) are there all the time, one with it and one without it,
-and get the same load in turns: records of 100 B at a steady rate, acks=all, that a consumer in the leader's rack and
-one in a follower's rack read. Of each turn: how many fetches of followers the leader took a second, the CPU of all
-three brokers, and the time from sending a record to having it, through the follower and from the leader. Progress goes
-to standard error, the table to standard output.
+Compares `replica.fetch.high.watermark.wakeup` on and off. Two clusters (a controller, and a broker in each of three
+racks; the broker in rack-a leads four partitions) run all the time and get the same load in alternation: records of
+100 B at a steady rate, acks=all, read by a consumer in the leader's rack and by one in a follower's rack. Each round
+measures the fetches of followers per second, the CPU of all three brokers, and the time from sending to reading a
+record, through the follower and from the leader.
 """
 
 from __future__ import annotations
@@ -20,19 +19,14 @@ from contextlib import AsyncExitStack, ExitStack
 from math import isnan
 from typing import Any, NamedTuple
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from bench import harness, system, workload
-from bench.closest_readers import scrape
 from kipmesh.client import Consumer, Producer
 from kipmesh.cluster import LocalCluster
-
-MODULE = "bench.wakeup"
 
 KEY = "replica.fetch.high.watermark.wakeup"
 SELECTOR = {"replica.selector.class": "RackAwareReplicaSelector"}
 LEADER_RACK, FOLLOWER_RACK = "rack-a", "rack-b"
-TOPIC = "told"
+TOPIC = "wakeup"
 PARTITIONS = 4
 RECORD_BYTES = 100
 RATES = (0.0, 1.0, 10.0, 100.0, 1000.0)
@@ -40,22 +34,23 @@ WARM_UP_RECORDS = 200
 WAIT_S = 60.0
 
 
-class Turn(NamedTuple):
-    """What was seen of one cluster while it had one load; latencies are nan without records."""
+class Round(NamedTuple):
+    """Figures of one cluster under one load. Latencies are nan without records."""
 
     fetches_s: float
     cpu_percent: float
-    """Of one core, all brokers together."""
+    """Percent of one core, all brokers together."""
     follower_ms: tuple[float, float]
-    """Through the follower: p50, p99."""
+    """p50 and p99 of reads from the follower."""
     leader_ms: tuple[float, float]
+    """p50 and p99 of reads from the leader."""
 
 
 class Pair(NamedTuple):
-    """Two turns, one after the other, with the same load."""
+    """Two consecutive rounds with the same load."""
 
-    on: Turn
-    off: Turn
+    on: Round
+    off: Round
 
 
 def _percentiles(times: Sequence[float]) -> tuple[float, float]:
@@ -64,7 +59,7 @@ def _percentiles(times: Sequence[float]) -> tuple[float, float]:
 
 
 class Side:
-    """A cluster and its clients."""
+    """A cluster, a producer, and a consumer in each of two racks."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._brokers = [node for node in cluster.nodes if node.role.is_broker]
@@ -75,10 +70,10 @@ class Side:
             for rack in (LEADER_RACK, FOLLOWER_RACK)
         }
         self._sent_at: list[float] = []
-        """When each record was sent, by its number, which is its value."""
+        """Time at which each record was sent. A record's value is its index."""
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """Connect, and send and read some records."""
+        """Connect the clients, and send and read some records; BenchError, KafkaError."""
         await workload.create_topic(self._bootstrap, TOPIC, PARTITIONS, len(self._brokers))
         await stack.enter_async_context(self._producer)
         for consumer in self._consumers.values():
@@ -86,8 +81,13 @@ class Side:
             consumer.assign([(TOPIC, partition) for partition in range(PARTITIONS)])
         await self._load(WARM_UP_RECORDS, WARM_UP_RECORDS)
 
-    async def turn(self, rate: float, seconds: float) -> Turn:
-        """The load for so long; BenchError where the follower's rack was not read from."""
+    async def round(self, rate: float, seconds: float) -> Round:
+        """Run a load of `rate` records per second, and return the figures.
+
+        Raises:
+            BenchError: the consumer in the follower's rack read from another broker, or a record was repeated.
+            TimeoutError: records did not arrive in time.
+        """
         pids = [node.pid for node in self._brokers if node.pid is not None]
         near = next(node.node_id for node in self._brokers if node.rack == FOLLOWER_RACK)
         before = self._read_from()
@@ -101,11 +101,11 @@ class Side:
         fetches = await self._fetches() - fetches
         others = {node: count - before.get(node, 0) for node, count in self._read_from().items() if node != near}
         if any(others.values()):
-            raise harness.BenchError(f"wakeup: the consumer in {FOLLOWER_RACK} read elsewhere: {others}")
-        return Turn(fetches / passed, cpu / passed * 100, _percentiles(follower), _percentiles(leader))
+            raise harness.BenchError(f"wakeup: the consumer in {FOLLOWER_RACK} read from other brokers: {others}")
+        return Round(fetches / passed, cpu / passed * 100, _percentiles(follower), _percentiles(leader))
 
     async def _load(self, count: int, rate: float) -> tuple[list[float], list[float]]:
-        """Seconds from sending to having each record: through the follower, from the leader; BenchError."""
+        """Return the seconds from sending to reading each record: from the follower, from the leader."""
         first = len(self._sent_at)
         work = [
             self._read(self._consumers[FOLLOWER_RACK], first, count),
@@ -139,7 +139,7 @@ class Side:
             for record in records:
                 index = int.from_bytes((record.value or b"")[:8], "big")
                 if index < first:
-                    raise harness.BenchError("wakeup: a record came twice")
+                    raise harness.BenchError(f"wakeup: record {index} was read again")
                 times.append(now - self._sent_at[index])
         return times
 
@@ -147,26 +147,17 @@ class Side:
         return dict(self._consumers[FOLLOWER_RACK].fetch_stats.bytes_by_node)
 
     async def _fetches(self) -> float:
-        """Of followers, that brokers took so far."""
-        found = 0.0
-        for node in self._brokers:
-            for family in text_string_to_metric_families(
-                await asyncio.to_thread(scrape, f"http://{node.http}/metrics")
-            ):
-                if family.name == "kipmesh_broker_fetch_requests":
-                    found += sum(
-                        sample.value
-                        for sample in family.samples
-                        if sample.name.endswith("_total") and sample.labels["role"] == "follower"
-                    )
-        return found
+        """Return the number of fetches of followers that brokers have served."""
+        name = "kipmesh_broker_fetch_requests_total"
+        work = [asyncio.to_thread(harness.metric, node.http, name, role="follower") for node in self._brokers]
+        return sum(await asyncio.gather(*work))
 
 
 Found = dict[float, list[Pair]]
 
 
 async def measure(on: LocalCluster, off: LocalCluster, rates: Sequence[float], runs: int, seconds: float) -> Found:
-    """All turns; which of the two is first changes each time."""
+    """Run all rounds. The order of the two clusters alternates. BenchError, KafkaError, TimeoutError."""
     found: Found = {rate: [] for rate in rates}
     async with AsyncExitStack() as stack:
         sides = Side(on), Side(off)
@@ -174,43 +165,42 @@ async def measure(on: LocalCluster, off: LocalCluster, rates: Sequence[float], r
             await side.start(stack)
         for number in range(runs):
             for rate in rates:
-                turns = {side: await side.turn(rate, seconds) for side in (sides if number % 2 == 0 else sides[::-1])}
-                found[rate].append(Pair(turns[sides[0]], turns[sides[1]]))
-                harness.say(MODULE, f"run {number + 1}/{runs}: {as_table({rate: found[rate][-1:]}).splitlines()[-1]}")
+                rounds = {side: await side.round(rate, seconds) for side in (sides if number % 2 == 0 else sides[::-1])}
+                found[rate].append(Pair(rounds[sides[0]], rounds[sides[1]]))
+                harness.say(f"run {number + 1}/{runs}: {as_table({rate: found[rate][-1:]}).splitlines()[-1]}")
     return found
 
 
-FIGURES: Mapping[str, tuple[str, Callable[[Turn], float]]] = {
-    "fetches of followers a second": (".1f", lambda turn: turn.fetches_s),
-    "CPU of the brokers, % of a core": (".1f", lambda turn: turn.cpu_percent),
-    "through the follower, ms: p50": (".1f", lambda turn: turn.follower_ms[0]),
-    "p99": (".1f", lambda turn: turn.follower_ms[1]),
-    "from the leader, ms: p50": (".1f", lambda turn: turn.leader_ms[0]),
-    "its p99": (".1f", lambda turn: turn.leader_ms[1]),
+FIGURES: Mapping[str, tuple[str, Callable[[Round], float]]] = {
+    "fetches of followers a second": (".1f", lambda one: one.fetches_s),
+    "CPU of the brokers, % of a core": (".1f", lambda one: one.cpu_percent),
+    "through the follower, ms: p50": (".1f", lambda one: one.follower_ms[0]),
+    "p99": (".1f", lambda one: one.follower_ms[1]),
+    "from the leader, ms: p50": (".1f", lambda one: one.leader_ms[0]),
+    "its p99": (".1f", lambda one: one.leader_ms[1]),
 }
 
 
-def _cell(pairs: Sequence[Pair], form: str, value: Callable[[Turn], float]) -> str:
-    """Medians with it and without it, and the median and range of the pairs' ratios."""
+def _cell(pairs: Sequence[Pair], form: str, value: Callable[[Round], float]) -> str:
+    """Format the medians, and the median and range of the pairs' ratios."""
     on, off = [value(pair.on) for pair in pairs], [value(pair.off) for pair in pairs]
     ratios = [one / other for one, other in zip(on, off, strict=True) if other]
     if not ratios or isnan(ratios[0]):
         return "-"
-    spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} .. {max(ratios):.2f})"
-    return f"{statistics.median(on):,{form}}, {statistics.median(off):,{form}}: {spread}"
+    return f"{statistics.median(on):,{form}}, {statistics.median(off):,{form}}: {harness.spread(ratios)}"
 
 
 def as_table(found: Found) -> str:
-    """A row for each load."""
-    lines = [f"| records a second | {' | '.join(FIGURES)} |", "|---:" * (len(FIGURES) + 1) + "|"]
-    for rate, pairs in found.items():
-        cells = [_cell(pairs, form, value) for form, value in FIGURES.values()]
-        lines.append(f"| {rate:,g} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    """Format a row for each load."""
+    rows = [
+        [f"{rate:,g}", *(_cell(pairs, form, value) for form, value in FIGURES.values())]
+        for rate, pairs in found.items()
+    ]
+    return harness.table(("records a second", *FIGURES), rows, left=0)
 
 
 def run(rates: Sequence[float], runs: int, seconds: float) -> Found:
-    """Two clusters from start to stop; BenchError, ClusterError, KafkaError."""
+    """Start two clusters, run all rounds and stop them; BenchError, ClusterError, KafkaError, TimeoutError."""
     with ExitStack() as stack:
         on, off = [
             stack.enter_context(harness.three_brokers(config={**SELECTOR, KEY: value})) for value in ("true", "false")
@@ -219,24 +209,19 @@ def run(rates: Sequence[float], runs: int, seconds: float) -> Found:
 
 
 def arguments(given: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
-    parser = harness.parser(MODULE, __doc__, "few seconds of each", f"{harness.TABLE} (the default)")
-    parser.add_argument(
-        "--runs", type=int, default=None, help="rounds of each cluster with each load (3; 1 with --quick)"
-    )
-    parser.add_argument("--seconds", type=float, default=None, help="of a round (10; 3 with --quick)")
-    parser.add_argument("--rates", type=float, nargs="+", default=list(RATES), help="records a second")
-    options = parser.parse_args(given)
-    harness.fill(options, {"runs": 1, "seconds": 3.0}, {"runs": 3, "seconds": 10.0})
-    if not 1 <= options.runs <= 100 or not 0 < options.seconds <= 600:
-        parser.error("runs from 1 to 100, seconds up to 600")
+    """Parse the command line."""
+    parser = harness.Parser("bench.wakeup", __doc__, "run short rounds", f"{harness.TABLE} (the default)")
+    parser.number("--runs", "rounds of each cluster with each load", 3, 1, most=100)
+    parser.number("--seconds", "duration of a round", 10.0, 3.0, least=0.1, most=600)
+    parser.add_argument("--rates", type=float, nargs="+", default=list(RATES), help="records per second of each load")
+    options = parser.parse(given)
     if not all(0 <= rate <= 5000 for rate in options.rates):
-        parser.error("up to 5,000 records a second")
+        parser.error(f"--rates must be from 0 to 5,000, got {options.rates}")
     return options
 
 
 def main(given: Sequence[str]) -> int:
-    """Run, and print the figures."""
+    """Run, and print the figures that were measured."""
     options = arguments(given)
     found: Found = {}
 
@@ -244,7 +229,6 @@ def main(given: Sequence[str]) -> int:
         return {f"{rate:g}": [{"on": pair.on, "off": pair.off} for pair in pairs] for rate, pairs in found.items()}
 
     return harness.run(
-        MODULE,
         options,
         lambda: found.update(run(options.rates, options.runs, options.seconds)),
         figures=lambda: {"loads": loads()},

@@ -1,7 +1,7 @@
-"""The load: producing, consuming and single records through `kipmesh.client`, each bounded in time.
+"""Load through `kipmesh.client`: producing, consuming and single records, each with a time limit.
 
-Values are 257 different random ones, so that nothing on the way can profit from repetition, and every step ends with a
-check that all records were acknowledged or read.
+Values are 257 random ones, so that no cache or compression profits from repetition. Each step checks that all records
+were acknowledged or read, and raises BenchError otherwise.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from bench.harness import BenchError
@@ -21,12 +21,13 @@ PARTITIONS = 6
 REPLICAS = 3
 STEP_SECONDS_MAX = 180
 _VALUES = 257
+_WORDS = ("carrier", "origin", "destination", "delay", "departure", "arrival", "minutes", "aircraft", "weather", "gate")
 
 PRODUCER: dict[str, Any] = {"acks": "all", "linger.ms": 5, "batch.size": 262_144, "buffer.memory": 64 << 20}
 
 
 class Rate(NamedTuple):
-    """What was moved in how long."""
+    """Records and bytes moved in a time."""
 
     records: int
     volume_bytes: int
@@ -34,27 +35,39 @@ class Rate(NamedTuple):
 
     @property
     def records_s(self) -> float:
-        """Records a second."""
+        """Records per second."""
         return self.records / self.seconds
 
     @property
     def mb_s(self) -> float:
-        """Megabytes (10^6) of values a second."""
+        """Megabytes (10^6) of values per second."""
         return self.volume_bytes / self.seconds / 1e6
 
 
 def values_of(size_bytes: int) -> list[bytes]:
-    """257 random values of one size."""
+    """Return 257 random values of one size."""
     return [random.randbytes(size_bytes) for _ in range(_VALUES)]
 
 
 def mixed_values(size_bytes_max: int) -> list[bytes]:
-    """257 random values of sizes from 1 up."""
+    """Return 257 random values of 1 to `size_bytes_max` bytes."""
     return [random.randbytes(random.randint(1, size_bytes_max)) for _ in range(_VALUES)]
 
 
+def json_values(size_bytes: int, count: int = 997) -> list[bytes]:
+    """Return JSON-like values of half to one and a half of a size, always the same ones. lz4 halves their size."""
+    source = random.Random(7)
+    values = []
+    for _ in range(count):
+        wanted, text = source.randint(size_bytes // 2, size_bytes * 3 // 2), "{"
+        while len(text) < wanted:
+            text += f'"{source.choice(_WORDS)}":"{source.randbytes(8).hex()}",'
+        values.append(text[:wanted].encode())
+    return values
+
+
 async def create_topic(bootstrap: str, name: str, partitions: int, replicas: int = REPLICAS) -> None:
-    """Create a topic, and return when each partition has a leader and a full ISR."""
+    """Create a topic, and wait until each partition has a leader and a full ISR; KafkaError, TimeoutError."""
     async with asyncio.timeout(STEP_SECONDS_MAX), AdminClient(bootstrap) as admin:
         await admin.create_topics([NewTopic(name, partitions, replicas)])
         while True:
@@ -66,34 +79,34 @@ async def create_topic(bootstrap: str, name: str, partitions: int, replicas: int
 
 
 async def produce(bootstrap: str, topic: str, values: Sequence[bytes], count: int) -> Rate:
-    """Send `count` records, the values in turn; the clock stops when the last one is acknowledged."""
-    waiting: deque[Any] = deque()
+    """Send `count` records with the values in rotation. The time ends when the last record is acknowledged."""
+    pending: deque[Any] = deque()
     volume = 0
     async with asyncio.timeout(STEP_SECONDS_MAX), Producer(bootstrap, **PRODUCER) as producer:
         await producer.partitions_for(topic)
         begin = time.perf_counter()
         for i in range(count):
             value = values[i % _VALUES]
-            waiting.append(await producer.send(topic, value))
+            pending.append(await producer.send(topic, value))
             volume += len(value)
             if not i % 5000:
-                while waiting and waiting[0].done():
-                    _check(waiting.popleft())
+                while pending and pending[0].done():
+                    check_deliveries([pending.popleft().exception()])
         await producer.flush()
         seconds = time.perf_counter() - begin
-        for delivery in waiting:
-            _check(delivery)
+        check_deliveries(delivery.exception() for delivery in pending)
     return Rate(count, volume, seconds)
 
 
-def _check(delivery: Any) -> None:
-    error = delivery.exception()
-    if error is not None:
-        raise BenchError(f"produce: {error}")
+def check_deliveries(errors: Iterable[BaseException | None]) -> None:
+    """Raise BenchError with the first error of the deliveries."""
+    for error in errors:
+        if error is not None:
+            raise BenchError(f"produce: {error!r}")
 
 
 async def consume(bootstrap: str, topic: str, partitions: int, count: int) -> Rate:
-    """Read `count` records of a topic from its beginning; the clock starts before the first request."""
+    """Read the `count` records of a topic. The time begins before the first request."""
     config = {"fetch.max.bytes": 50 << 20, "max.poll.records": 10_000, "auto.offset.reset": "earliest"}
     seen = volume = 0
     async with asyncio.timeout(STEP_SECONDS_MAX), Consumer(bootstrap, **config) as consumer:
@@ -102,17 +115,20 @@ async def consume(bootstrap: str, topic: str, partitions: int, count: int) -> Ra
         while seen < count:
             records = await consumer.poll(timeout_ms=10_000)
             if not records:
-                raise BenchError(f"consume: {seen} of {count} records came")
+                raise BenchError(f"consume: only {seen} of {count} records within 10 s of the last one")
             seen += len(records)
             volume += sum([len(record.value or b"") for record in records])
         seconds = time.perf_counter() - begin
     if seen != count:
-        raise BenchError(f"consume: {seen} records where {count} were sent")
+        raise BenchError(f"consume: read {seen} records, sent {count}")
     return Rate(seen, volume, seconds)
 
 
 async def latencies_ms(bootstrap: str, topic: str, count: int) -> list[float]:
-    """Send one record of 100 B at a time and wait until it is read; sorted, without the first eighth."""
+    """Send single records of 100 B, each after the previous one was read.
+
+    Returns the sorted milliseconds from sending to reading, without the first eighth, which warms up.
+    """
     times: list[float] = []
     values = values_of(100)
     async with (
@@ -128,11 +144,11 @@ async def latencies_ms(bootstrap: str, topic: str, count: int) -> list[float]:
             records = await consumer.poll(timeout_ms=30_000)
             times.append((time.perf_counter() - begin) * 1e3)
             if len(records) != 1 or records[0].value != values[i % _VALUES]:
-                raise BenchError(f"latency: {len(records)} records where one was sent")
+                raise BenchError(f"latency: read {len(records)} records after sending one, or another value")
             await delivery
     return sorted(times[count // 8 :])
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value that `share` of the ordered values are below."""
+    """Return the value below which `share` (0 to 1) of the sorted values are."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]

@@ -23,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench.kafka_broker import KafkaBroker, KafkaCluster  # noqa: E402
+from bench.kafka import KafkaBroker, KafkaCluster  # noqa: E402
 from kipmesh.cluster import ports  # noqa: E402
 
 TARGET = ROOT / "tests" / "golden" / "wire"

@@ -14,8 +14,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from bench.kafka_broker import KafkaBroker, KafkaCluster, jmx_values
-
+from bench.kafka import KafkaBroker, KafkaCluster, jmx_values
 from kipmesh.cluster import LocalCluster, NodeInfo, Role
 
 RACKS = ("rack-a", "rack-b", "rack-c")

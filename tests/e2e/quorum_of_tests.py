@@ -13,7 +13,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
-from bench.creations import Creations
+from bench.continuous_load import Creations
 from bench.quorum_cluster import QuorumCluster, QuorumNode, wait_for
 from kipmesh.cli.main import app
 from kipmesh.client import AdminClient

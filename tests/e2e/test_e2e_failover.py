@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import leader_failover
-from bench.leader_failover import Records, leader, suffer
+from bench.continuous_load import Records
+from bench.failover import create_topic, fail_leader, leader
 from bench.quorum_cluster import QuorumCluster, wait_for
 
 pytestmark = pytest.mark.slow
@@ -31,7 +31,7 @@ def quorum(tmp_path: Path) -> Iterator[QuorumCluster]:
         "auto.leader.rebalance.enable": "false",  # leadership changes only by faults
     }
     with QuorumCluster(tmp_path, controllers=3, brokers=3, config=config) as cluster:
-        leader_failover.prepare(cluster)
+        create_topic(cluster)
         yield cluster
 
 
@@ -43,7 +43,7 @@ def count_in_logs(cluster: QuorumCluster, text: str) -> int:
 def test_controller_replaces_a_killed_leader_before_its_session_ends(quorum: QuorumCluster) -> None:
     for count in (1, 2):
         began = time.monotonic()
-        found = suffer(quorum, "kill")
+        found = fail_leader(quorum, "kill")
         assert found.gap_s < GAP_S
         assert found.after != found.before
         assert time.monotonic() - began < SESSION_S / 2, "the restarted broker waited for the end of its session"
@@ -76,7 +76,7 @@ def test_controller_failover_fences_no_broker(quorum: QuorumCluster) -> None:
 
 
 def test_controlled_shutdown_is_not_reported_as_a_lost_broker(quorum: QuorumCluster) -> None:
-    found = suffer(quorum, "stop")
+    found = fail_leader(quorum, "stop")
     assert found.gap_s < GAP_S
     assert count_in_logs(quorum, LOST) == 0
     assert count_in_logs(quorum, DISCONNECTED) == 0

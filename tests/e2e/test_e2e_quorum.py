@@ -8,9 +8,8 @@ from functools import partial
 
 import pytest
 
-from bench.creations import Creations
-from bench.failover import suffer
-from bench.faults import FAULTS
+from bench.continuous_load import Creations
+from bench.failover import FAULTS, fail_controller
 from bench.quorum_cluster import QuorumCluster, QuorumNode, wait_for
 from kipmesh.core.errors import KafkaError
 from tests.e2e.quorum_of_tests import (
@@ -64,11 +63,12 @@ def test_standby_controller_takes_over_without_losing_topics(
 ) -> None:
     epoch = cluster.wait_caught_up().leader_epoch
     offsets = {node.name: log_end(node) for node in cluster.controllers}
-    found = suffer(cluster, kind, (20, 30, 20))
-    done.append(found.creations)
-    print(f"{kind}: gap {found.gap_s:.2f} s, {len(found.creations.times)} topics, {found.creations.unknown}")
+    found = fail_controller(cluster, kind, (20, 30, 20))
+    assert isinstance(found.load, Creations)
+    done.append(found.load)
+    print(f"{kind}: gap {found.gap_s:.2f} s, {len(found.load.times)} topics, {found.load.unknown}")
     assert found.gap_s < GAP_S_MAX
-    assert not found.creations.unknown, "a client did not recover from a failure by retries"
+    assert not found.load.unknown, "a client did not recover from a failure by retries"
     former = cluster.nodes[found.before]
     wait_for(lambda: became_follower(former, offsets[former.name], epoch), f"{former.name} as a follower")
     assert cluster.wait_caught_up().leader_epoch > epoch

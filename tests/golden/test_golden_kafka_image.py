@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import kafka
+from bench import kafka, snapshot
 from bench.images import balanced_image
 from kipmesh.core.metadata import records as r
 from kipmesh.core.metadata.fencing import FENCING_FEATURE, FENCING_LEVEL
@@ -31,15 +31,15 @@ def test_kafka_image_classes_load_a_metadata_snapshot(tmp_path: Path) -> None:
         pass
     size = writer.freeze()
     try:
-        rounds = kafka.measure(tmp_path, captured.snapshot_id)
+        rounds = snapshot.measure_kafka(tmp_path, captured.snapshot_id)
     except kafka.KafkaMissingError as error:
-        if "the Java program failed" in str(error):
+        if "KafkaSnapshot failed" in str(error):
             raise
         pytest.skip(str(error))
-    assert len(rounds) == kafka.ROUNDS
+    assert len(rounds) == snapshot.KAFKA_ROUNDS
     for one in rounds:
         assert (one["records"], one["topics"]) == (writer.records, 100)
         assert one["bytes"] == pytest.approx(size, rel=0.05)
-    compared = kafka.compare({"generate_s": 1, "load_s": 1, "bytes": size, "image_mib": 1}, rounds)
+    compared = snapshot.compare({"generate_s": 1, "load_s": 1, "bytes": size, "image_mib": 1}, rounds)
     assert compared["load_s"]["best"] <= compared["load_s"]["median"]
-    assert "Apache Kafka 4" in kafka.as_text(compared)[0]
+    assert "Apache Kafka 4" in snapshot.comparison_lines(compared)[0]

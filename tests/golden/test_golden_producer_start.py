@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import kafka, kafka_broker
-from bench.metadata_start import JAVA, Row, as_markdown
+from bench import kafka
+from bench.metadata import JAVA, Row, as_markdown
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka_tools, pytest.mark.timeout(600)]
 
@@ -15,12 +15,12 @@ TOPICS = 5
 
 
 def test_producer_and_broker_count_the_same_metadata_requests(tmp_path: Path) -> None:
-    with kafka_broker.KafkaBroker() as broker:
-        kafka_broker.compile_program("ProducerStart", tmp_path)
+    with kafka.KafkaBroker() as broker:
+        kafka.compile_program("ProducerStart", tmp_path)
         address = (broker.bootstrap, str(broker.jmx_port))
-        kafka_broker.run_program("ProducerStart", tmp_path, *address, "create", str(TOPICS), "1")
+        kafka.run_program("ProducerStart", tmp_path, *address, "create", str(TOPICS), "1")
         for shape in ("awaited", "burst"):
-            figures = kafka_broker.run_program("ProducerStart", tmp_path, *address, shape, str(TOPICS))
+            figures = kafka.run_program("ProducerStart", tmp_path, *address, shape, str(TOPICS))
             row = Row(shape, JAVA, **figures, client_cpu_s=0.0, cluster_cpu_s=0.0, load=0.0)
             # One topic per request; repeated while the broker did not have the topic.
             assert row.topics >= TOPICS
@@ -30,13 +30,13 @@ def test_producer_and_broker_count_the_same_metadata_requests(tmp_path: Path) ->
             assert 0 < row.broker_received_bytes < row.bytes
             assert row.total_s > 0
             assert row.peak_mib > 10
-    assert as_markdown([row, row._replace(who="`paced`"), row._replace(who="`all`")], TOPICS)
+    assert as_markdown([row, row._replace(producer="`paced`"), row._replace(producer="`all`")], TOPICS)
 
 
 def test_failing_java_program_raises_its_error(tmp_path: Path) -> None:
     kafka.prepare()
-    kafka_broker.compile_program("ProducerStart", tmp_path)
+    kafka.compile_program("ProducerStart", tmp_path)
     with pytest.raises(kafka.KafkaMissingError, match="ProducerStart failed: "):
-        kafka_broker.run_program("ProducerStart", tmp_path, "127.0.0.1:1", "1", "awaited", "none")
-    with pytest.raises(kafka.KafkaMissingError, match="cannot be compiled"):
-        kafka_broker.compile_program("None", tmp_path)
+        kafka.run_program("ProducerStart", tmp_path, "127.0.0.1:1", "1", "awaited", "none")
+    with pytest.raises(kafka.KafkaMissingError, match=r"None\.java failed"):
+        kafka.compile_program("None", tmp_path)

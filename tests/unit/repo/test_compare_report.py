@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench import compare_report
+from bench import compare
 from bench.compare_shapes import SHAPES
 
 ROUNDS = [
@@ -15,23 +15,23 @@ ROUNDS = [
 
 
 def test_ratios_compare_clusters_of_one_round() -> None:
-    ready, memory = compare_report.rows_of(ROUNDS)
+    ready, memory = compare.rows_of(ROUNDS)
     assert ready.ratios["ours", "kafka"] == pytest.approx((0.3, 0.2, 0.4, 2))
-    assert ready.ratios["ours3", "kafka"].turns == 1
+    assert ready.ratios["ours3", "kafka"].rounds == 1
     assert ready.ratios["ours", "tuned"].median == 0.5
     assert memory.ratios == {}
 
 
 def test_table_and_chart_show_measured_figures_only() -> None:
-    rows = compare_report.rows_of(ROUNDS)
-    table = compare_report.as_markdown(rows, SHAPES)
+    rows = compare.rows_of(ROUNDS)
+    table = compare.as_markdown(rows, SHAPES)
     assert (
         "| from nothing to ready | 0.30 (0.20 .. 0.40) | 0.30 (0.30 .. 0.30) | 0.50 (0.50 .. 0.50) | <= 0.35: met | 2 |"
         in table
     )
     assert "memory (PSS) of all processes, idle" in table
-    chart = compare_report.chart(rows)
+    chart = compare.chart(rows)
     assert "<svg " in chart
     assert "from nothing to ready" in chart
     assert "memory" not in chart
-    assert compare_report.chart([]).endswith("</svg>\n")
+    assert compare.chart([]).endswith("</svg>\n")

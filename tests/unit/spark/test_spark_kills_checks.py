@@ -50,9 +50,9 @@ def test_file_check_passes_complete_files_and_ignores_uncommitted_ones(tmp_path:
 @pytest.mark.parametrize(
     ("rows", "text"),
     [
-        ([row(n) for n in range(5)], "((1, 2), 5) is missing (1 such)"),
-        ([row(n) for n in (0, 1, 2, 3, 3, 4, 5)], "((1, 1), 3) is once too often there (1 such)"),
-        ([row(n) for n in range(5)] + [row(5, offset=7)], "((1, 7), 5) is once too often there (1 such)"),
+        ([row(n) for n in range(5)], "((1, 2), 5) is missing (1 in total)"),
+        ([row(n) for n in (0, 1, 2, 3, 3, 4, 5)], "((1, 1), 3) is repeated or unexpected (1 in total)"),
+        ([row(n) for n in range(5)] + [row(5, offset=7)], "((1, 7), 5) is repeated or unexpected (1 in total)"),
     ],
 )
 def test_file_check_names_missing_and_repeated_rows(

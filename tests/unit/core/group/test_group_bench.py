@@ -45,7 +45,7 @@ def test_ledger_reports_two_owners_in_a_generation() -> None:
     ledger.assigned(1, "a", [0])
     ledger.assigned(2, "b", [0])
     ledger.assigned(2, "a", [0, 1])
-    assert ledger.verdicts([]) == ["partition 0, generation 2: b and a own it"]
+    assert ledger.verdicts([]) == ["partition 0, generation 2: owned by b and a"]
 
 
 def test_ledger_reports_missing_duplicate_and_unexplained_repeated_reads() -> None:
@@ -56,7 +56,7 @@ def test_ledger_reports_missing_duplicate_and_unexplained_repeated_reads() -> No
     ledger.read(2, 0, 1, b"0", 2.0)
     doubled, missing, again = ledger.verdicts([(0, 0), (0, 1), (0, 2)])
     assert doubled == "b'0' is at (0, 0) and at (0, 1)"
-    assert "1 acknowledged records were not read, for example [(0, 2)]" in missing
+    assert "1 acknowledged records were not read, e.g. [(0, 2)]" in missing
     assert again.startswith("1 records were read again")
 
 
@@ -97,9 +97,9 @@ def test_facts_of_log_report_double_assignments_and_regressions() -> None:
     assert facts_of_log("g", "t", fine) == (3, 2, 2, [])
     wrong = [generation(2, a=[0], b=[0, 1]), offset(0, 5), offset(0, 4), offset(0, 1, "u"), generation(2)]
     assert facts_of_log("g", "t", wrong).problems == [
-        "generation 2 assigns twice: [('t', 0)]",
-        "the offset of partition 0 went back: 5 to 4",
-        "generation 2 is in the log after 2",
+        "generation 2 assigns partitions twice: [('t', 0)]",
+        "the committed offset of partition 0 decreased from 5 to 4",
+        "generation 2 follows 2 in the log",
     ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench import fencing, fencing_cost, state_change
+from bench import fencing
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -20,13 +20,13 @@ def test_seed_benchmark_totals_are_correct() -> None:
     assert fencing.size(by_partition["values_bytes"]) == "1.14 MiB"
     assert by_partition["values_sent_bytes"] / (1 << 20) == pytest.approx(113.29, abs=0.01)
     assert fencing.size(by_event["values_sent_bytes"]) == "0.77 KiB"
-    seed = state_change.compaction(100e6, 50e6)
+    seed = fencing.compaction(100e6, 50e6)
     assert (seed.map_read, seed.copy_read, seed.written) == (1, 3, 2)
 
 
 def test_fencing_by_event_writes_one_record() -> None:
-    event = fencing_cost.measure_failure(100, by_event=True)
-    partition = fencing_cost.measure_failure(100, by_event=False)
+    event = fencing.measure_failure(100, by_event=True)
+    partition = fencing.measure_failure(100, by_event=False)
     assert event["partitions"] == partition["partitions"] == 30
     assert (event["records"], partition["records"]) == (1, 31)
     assert event["values_bytes"] < 20
@@ -38,7 +38,7 @@ def test_fencing_by_event_writes_one_record() -> None:
 
 
 def test_changing_state_is_compacted_without_reading_snapshots(tmp_path: Path) -> None:
-    figures = state_change.measure_changes(tmp_path, 200_000, 20_000)
+    figures = fencing.measure_changes(tmp_path, 200_000, 20_000)
     assert figures["snapshots"] == 2
     assert figures["log_read_bytes"] >= figures["log_bytes"]
     assert figures["snapshot_read_bytes"] == 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from bench import charts, metadata, metadata_start
+from bench import charts, metadata
 from bench.charts import Bars
-from bench.metadata_start import JAVA, Row
+from bench.metadata import JAVA, Row
 from kipmesh.testing.fake_broker import FakeCluster
 
 
@@ -41,7 +41,7 @@ ROWS = [
 
 
 def test_startup_table_lists_all_rows_and_ratios() -> None:
-    lines = metadata_start.as_markdown(ROWS, 1000)
+    lines = metadata.as_markdown(ROWS, 1000)
     assert [line.split(" | ")[1] for line in lines if line.startswith("| awaited")] == [
         "`paced`",
         "`all`, stopped after 600 topics",
@@ -55,32 +55,32 @@ def test_startup_table_lists_all_rows_and_ratios() -> None:
         "- burst: `paced` took 1.20 of the Java producer's time (< 1: missed). Apache Kafka's broker counted 1,001 "
         "metadata requests, the Java producer 1,001.",
     ]
-    without = metadata_start.as_markdown([row_ for row_ in ROWS if row_.who != JAVA], 1000)
+    without = metadata.as_markdown([row_ for row_ in ROWS if row_.producer != JAVA], 1000)
     assert not [line for line in without if "Java" in line]
 
 
 def test_startup_chart_shows_all_rows() -> None:
     drawn = metadata.start_chart(ROWS)
     assert "60,000" in drawn
-    assert all(drawn.count(f">{row.who.replace('`', '')}<") >= 2 for row in ROWS)
+    assert all(drawn.count(f">{row.producer.replace('`', '')}<") >= 2 for row in ROWS)
     assert ">0.0<" in charts.bars([Bars("nothing", ["a"], [0.0])])
 
 
 async def test_startup_counts_match_broker_requests() -> None:
     async with FakeCluster() as fake:
         for number in range(20):
-            fake.create_topic(metadata_start.topic_name(number))
+            fake.create_topic(metadata.topic_name(number))
         for shape, mode, requests, topics in (("awaited", "paced", 20, 20), ("awaited", "all", 20, 210)):
             before = len(_requested_topic_counts(fake))
-            figures = await metadata_start._produce(fake.bootstrap, shape, mode, 20, 60.0)
+            figures = await metadata._produce(fake.bootstrap, shape, mode, 20, 60.0)
             counts = _requested_topic_counts(fake)[before:]
             assert (figures["requests"], figures["topics"]) == (requests, topics)
             assert (len(counts), sum(counts)) == (requests, topics)
             json.dumps(figures)
-        figures = await metadata_start._produce(fake.bootstrap, "burst", "paced", 20, 60.0)
+        figures = await metadata._produce(fake.bootstrap, "burst", "paced", 20, 60.0)
         assert figures["topics"] == 20
         assert figures["requests"] <= 2
-        stopped = await metadata_start._produce(fake.bootstrap, "awaited", "all", 20, 0.0)
+        stopped = await metadata._produce(fake.bootstrap, "awaited", "all", 20, 0.0)
         assert stopped["requests"] == 1
 
 
