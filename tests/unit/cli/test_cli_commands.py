@@ -24,7 +24,7 @@ def commands() -> Iterator[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("path", list(commands()), ids=" ".join)
-def test_every_command_has_help_with_examples(path: tuple[str, ...]) -> None:
+def test_each_command_has_help_with_examples(path: tuple[str, ...]) -> None:
     command = typer.main.get_command(app)
     for name in path:
         command = command.commands[name]  # type: ignore[attr-defined]
@@ -33,7 +33,7 @@ def test_every_command_has_help_with_examples(path: tuple[str, ...]) -> None:
         assert "Examples:" in (command.epilog or ""), path
 
 
-def test_help_imports_nothing_heavy() -> None:
+def test_help_imports_no_heavy_modules() -> None:
     code = (
         "import sys; from kipmesh.cli import main; sys.argv = ['kipmesh', '--help']\n"
         "try: main.main()\n"
@@ -41,9 +41,9 @@ def test_help_imports_nothing_heavy() -> None:
         "heavy = {'grpc', 'pydantic', 'fastapi', 'aiokafka', 'rich', 'structlog', 'pandas'} & set(sys.modules)\n"
         "print('heavy:', heavy)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert "Usage: kipmesh" in done.stdout
-    assert done.stdout.endswith("heavy: set()\n")
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert "Usage: kipmesh" in result.stdout
+    assert result.stdout.endswith("heavy: set()\n")
 
 
 def test_usage_errors_have_exit_code_2() -> None:
@@ -67,7 +67,7 @@ def test_usage_errors_have_exit_code_2() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "error"),
     [
         ("topic list --timeout inf", "2147483"),
         ("topic reassign --list --timeout 1e308", "2147483"),
@@ -95,25 +95,25 @@ def test_usage_errors_have_exit_code_2() -> None:
     ],
     ids=lambda text: text[:60],
 )
-def test_what_is_out_of_range_is_a_usage_error_that_says_so(arguments: str, told: str) -> None:
-    done = CliRunner().invoke(app, arguments.split())
-    assert done.exit_code == 2, (done.output, done.exception)
-    assert told in done.output
+def test_values_out_of_range_are_usage_errors_that_state_the_limit(arguments: str, error: str) -> None:
+    result = CliRunner().invoke(app, arguments.split())
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert error in result.output
 
 
 @pytest.mark.parametrize("redirected", [">&-", ">/dev/full"])
-def test_output_that_cannot_be_written_is_an_error_of_one_line(redirected: str) -> None:
+def test_failed_write_to_stdout_is_reported_in_one_line(redirected: str) -> None:
     command = f"{sys.executable} -m kipmesh.cli.main --version {redirected}"
-    done = subprocess.run(["/bin/sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
-    assert done.returncode == 1
-    assert done.stderr.startswith("kipmesh: ")
-    assert done.stderr.count("\n") == 1
+    result = subprocess.run(["/bin/sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith("kipmesh: ")
+    assert result.stderr.count("\n") == 1
 
 
-def test_a_closed_stderr_is_no_error() -> None:
+def test_closed_stderr_is_no_error() -> None:
     command = f"{sys.executable} -m kipmesh.cli.main --version 2>&-"
-    done = subprocess.run(["/bin/sh", "-c", command], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout[:8]) == (0, "kipmesh ")
+    result = subprocess.run(["/bin/sh", "-c", command], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout[:8]) == (0, "kipmesh ")
 
 
 @pytest.mark.parametrize(
@@ -130,67 +130,69 @@ def test_a_closed_stderr_is_no_error() -> None:
     ],
     ids=repr,
 )
-def test_arguments_that_are_not_utf8(arguments: list[str]) -> None:
-    done = run_command(*arguments, stdin="x\n")
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].endswith("is not UTF-8")
-    assert "Traceback" not in done.stderr
+def test_arguments_must_be_utf8(arguments: list[str]) -> None:
+    result = run_command(*arguments, stdin="x\n")
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].endswith("is not UTF-8")
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(
     "arguments", [["--config", "no.such.key=1"], ["--config", "log.level=loud"], ["--leaders", "0", "--followers", "0"]]
 )
-def test_a_refused_up_leaves_no_folder(tmp_path: Path, arguments: list[str]) -> None:
-    done = run_command("local", "up", "--dir", str(tmp_path / "mesh"), *arguments)
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+def test_failed_local_up_leaves_no_directory(tmp_path: Path, arguments: list[str]) -> None:
+    result = run_command("local", "up", "--dir", str(tmp_path / "mesh"), *arguments)
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_a_cluster_it_says_what_to_give(tmp_path: Path) -> None:
-    done = run_command("topic", "list", "--dir", str(tmp_path / "none"))
-    assert done.returncode == 1
-    assert done.stderr == (
+def test_missing_cluster_error_names_the_options(tmp_path: Path) -> None:
+    result = run_command("topic", "list", "--dir", str(tmp_path / "none"))
+    assert result.returncode == 1
+    assert result.stderr == (
         f"kipmesh: no local cluster in {tmp_path / 'none'}: give --bootstrap or --dir, or start one with: "
         "kipmesh local up\n"
     )
     for command in (["down"], ["status"], ["kill", "leader-1"]):
-        done = run_command("local", *command, "--dir", str(tmp_path))
-        assert done.returncode == 1
-        assert "no cluster in" in done.stderr
-        assert done.stderr.count("\n") == 1
+        result = run_command("local", *command, "--dir", str(tmp_path))
+        assert result.returncode == 1
+        assert "no cluster in" in result.stderr
+        assert result.stderr.count("\n") == 1
 
 
-def test_nobody_at_the_address_is_one_line() -> None:
-    done = run_command("produce", "t", "--bootstrap", "127.0.0.1:1", "--config", "request.timeout.ms=300", stdin="x\n")
-    assert done.returncode == 1
-    error, last = done.stderr.splitlines()
+def test_unreachable_broker_is_reported_in_one_line() -> None:
+    result = run_command(
+        "produce", "t", "--bootstrap", "127.0.0.1:1", "--config", "request.timeout.ms=300", stdin="x\n"
+    )
+    assert result.returncode == 1
+    error, last = result.stderr.splitlines()
     assert error.startswith("kipmesh: NETWORK_EXCEPTION: no broker responds at 127.0.0.1:1")
     assert last.startswith("0 records acknowledged")
-    done = run_command("topic", "list", env=clean_environment({"KIPMESH_BOOTSTRAP": "no address"}))
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1, done.stderr
+    result = run_command("topic", "list", env=clean_environment({"KIPMESH_BOOTSTRAP": "no address"}))
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1, result.stderr
 
 
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{}", '{"cluster_id": "c", "nodes": 5}', '{"cluster_id": "c", "nodes": ["x"]}', '"\\ud800'],
 )
-def test_a_broken_cluster_file_is_one_line(tmp_path: Path, text: str) -> None:
+def test_malformed_cluster_file_is_reported_in_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "cluster.json").write_text(text)
-    done = run_command("local", "status", "--dir", str(tmp_path))
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"kipmesh: {tmp_path / 'cluster.json'} is not ")
-    assert done.stderr.count("\n") == 1
+    result = run_command("local", "status", "--dir", str(tmp_path))
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"kipmesh: {tmp_path / 'cluster.json'} is not ")
+    assert result.stderr.count("\n") == 1
 
 
-def test_a_folder_that_cannot_be_made_is_one_line() -> None:
-    done = run_command("local", "up", "--dir", "/proc/x")
-    assert done.returncode == 1
-    assert done.stderr.startswith("kipmesh: cannot create the directory /proc/x: ")
-    assert done.stderr.count("\n") == 1
+def test_failed_directory_creation_is_reported_in_one_line() -> None:
+    result = run_command("local", "up", "--dir", "/proc/x")
+    assert result.returncode == 1
+    assert result.stderr.startswith("kipmesh: cannot create the directory /proc/x: ")
+    assert result.stderr.count("\n") == 1
 
 
-def test_version() -> None:
+def test_version_option_prints_version() -> None:
     assert run_command("--version").stdout.startswith("kipmesh ")
 
 
@@ -200,7 +202,7 @@ def write_segment(tmp_path: Path, *batches: bytes) -> str:
     return str(file)
 
 
-def test_log_dump(tmp_path: Path) -> None:
+def test_log_dump_prints_batches_and_records(tmp_path: Path) -> None:
     first = encode_batch([(b"k", b"v"), (None, b"\xff")], timestamp_ms=5, leader_epoch=3)
     second = encode_batch([(None, b"x" * 500)], timestamp_ms=6, base_offset=2, compression="zstd")
     file = write_segment(tmp_path, first, second)
@@ -215,13 +217,13 @@ def test_log_dump(tmp_path: Path) -> None:
     assert out[4].startswith("| offset: 2 timestamp: 6 key: None value: xxx")
 
 
-def test_log_dump_reports_what_is_wrong(tmp_path: Path) -> None:
+def test_log_dump_reports_damaged_batches_and_files(tmp_path: Path) -> None:
     batch = bytearray(encode_batch([(None, b"value")], timestamp_ms=5))
     batch[-2] ^= 1
     backwards = encode_batch([(None, b"value")], timestamp_ms=5)
-    done = run_command("log", "dump", write_segment(tmp_path, bytes(batch), backwards, b"cut"), "--print-records")
-    assert done.returncode == 1
-    lines = done.stdout.splitlines()
+    result = run_command("log", "dump", write_segment(tmp_path, bytes(batch), backwards, b"cut"), "--print-records")
+    assert result.returncode == 1
+    lines = result.stdout.splitlines()
     assert "error: wrong CRC" in lines[0]
     assert "error: base offset must be at least 1, got 0" in lines[1]
     assert lines[-1].startswith(f"position: {2 * len(batch)} error: ")

@@ -1,4 +1,4 @@
-"""`kipmesh group`: what is wrong is said before anybody is asked; and all of it against a real broker."""
+"""`kipmesh group` with a real broker, and usage errors before any request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kipmesh.client import AdminClient, Consumer, NewTopic, Producer
 from kipmesh.cluster import LocalCluster
 from tests.command import run_command_beside
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")  # beside the cluster's own loop there is one only
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # one event loop besides that of the cluster
 CONFIG = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "2"}
 FIRST_MS = 1_700_000_000_000
 RECORDS = 10
@@ -33,13 +33,13 @@ async def kipmesh(bootstrap: str, *arguments: str) -> subprocess.CompletedProces
 
 
 async def objects(bootstrap: str, *arguments: str) -> list[dict[str, Any]]:
-    done = await kipmesh(bootstrap, *arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    result = await kipmesh(bootstrap, *arguments, "--json")
+    assert result.returncode == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-async def filled(bootstrap: str, topic: str) -> None:
-    """Two partitions, with a record a second."""
+async def fill_topic(bootstrap: str, topic: str) -> None:
+    """Create a topic with two partitions and append one record per second to each."""
     async with AdminClient(bootstrap) as admin, Producer(bootstrap) as producer:
         await admin.create_topics([NewTopic(topic, 2, 1)])
         for number in range(RECORDS):
@@ -50,12 +50,12 @@ async def filled(bootstrap: str, topic: str) -> None:
 
 async def offsets(bootstrap: str, group: str) -> list[int]:
     async with AdminClient(bootstrap) as admin:
-        return [one.offset for _, one in sorted((await admin.list_group_offsets(group)).items())]
+        return [entry.offset for _, entry in sorted((await admin.list_group_offsets(group)).items())]
 
 
-async def test_a_group_with_members(bootstrap: str) -> None:
-    await filled(bootstrap, "busy")
-    # Nothing is committed here but what is committed by hand, however long this takes.
+async def test_describe_and_list_show_group_with_members(bootstrap: str) -> None:
+    await fill_topic(bootstrap, "busy")
+    # Only the explicit commit changes offsets, however long the test takes.
     config = {"session_timeout_ms": 60_000, "heartbeat_interval_ms": 50, "enable_auto_commit": False}
     consumer = Consumer(bootstrap, group_id="busy", client_id="me", **config)
     async with consumer:
@@ -64,15 +64,15 @@ async def test_a_group_with_members(bootstrap: str) -> None:
             while len(consumer.assignment()) < 2:
                 await consumer.poll(50)
         await consumer.commit({("busy", 0): 4})
-        done = await kipmesh(bootstrap, "describe", "busy")
-        head, titles, *rows = [line.split() for line in done.stdout.splitlines()]
-        assert " ".join(head).startswith("group busy: Stable, range, coordinator 1 (127.0.0.1:")
-        assert head[-2:] == ["1", "member"]
+        result = await kipmesh(bootstrap, "describe", "busy")
+        summary, titles, *rows = [line.split() for line in result.stdout.splitlines()]
+        assert " ".join(summary).startswith("group busy: Stable, range, coordinator 1 (127.0.0.1:")
+        assert summary[-2:] == ["1", "member"]
         assert titles[:6] == ["TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "CONSUMER-ID"]
         assert [row[:5] for row in rows] == [["busy", "0", "4", "10", "6"], ["busy", "1", "-", "10", "-"]]
         assert [row[6:] for row in rows] == [["/127.0.0.1", "me"]] * 2
         (group,) = await objects(bootstrap, "describe", "busy")
-        assert [one["lag"] for one in group["partitions"]] == [6, None]
+        assert [partition["lag"] for partition in group["partitions"]] == [6, None]
         (member,) = group["members"]
         assert group["partitions"][0]["member"] == member["member_id"]
         assert member["assignment"] == [{"topic": "busy", "partition": number} for number in range(2)]
@@ -80,14 +80,14 @@ async def test_a_group_with_members(bootstrap: str) -> None:
             await objects(bootstrap, "list", "--state", "stable")
         )
         for arguments in (("reset", "busy", "--topic", "busy", "--to-latest"), ("delete", "busy")):
-            done = await kipmesh(bootstrap, *arguments)
-            assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-            assert "stop them first" in done.stderr
+            result = await kipmesh(bootstrap, *arguments)
+            assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+            assert "stop them first" in result.stderr
         assert await offsets(bootstrap, "busy") == [4]
 
 
-async def test_reset(bootstrap: str) -> None:
-    await filled(bootstrap, "moved")
+async def test_reset_moves_offsets_by_each_option(bootstrap: str) -> None:
+    await fill_topic(bootstrap, "moved")
     for arguments, expected in [
         (("moved", "--to-offset", "7"), [7, 7]),
         (("moved:1", "--to-earliest"), [7, 0]),
@@ -97,45 +97,45 @@ async def test_reset(bootstrap: str) -> None:
         (("moved", "--to-datetime", "2023-11-14T23:13:26+01:00"), [6, 6]),
     ]:
         before = await offsets(bootstrap, "moved")
-        found = await objects(bootstrap, "reset", "moved", "--topic", *arguments)
+        resets = await objects(bootstrap, "reset", "moved", "--topic", *arguments)
         assert await offsets(bootstrap, "moved") == expected
-        assert [one["new_offset"] for one in found] == [expected[one["partition"]] for one in found]
-        assert [one["current_offset"] for one in found] == (
-            [before[one["partition"]] for one in found] if before else [None, None]
+        assert [reset["new_offset"] for reset in resets] == [expected[reset["partition"]] for reset in resets]
+        assert [reset["current_offset"] for reset in resets] == (
+            [before[reset["partition"]] for reset in resets] if before else [None, None]
         )
-    done = await kipmesh(bootstrap, "reset", "moved", "--topic", "moved", "--to-offset", "99", "--dry-run")
-    assert (done.returncode, done.stderr) == (0, "nothing was changed (--dry-run)\n")
-    titles, *rows = [line.split() for line in done.stdout.splitlines()]
+    result = await kipmesh(bootstrap, "reset", "moved", "--topic", "moved", "--to-offset", "99", "--dry-run")
+    assert (result.returncode, result.stderr) == (0, "nothing was changed (--dry-run)\n")
+    titles, *rows = [line.split() for line in result.stdout.splitlines()]
     assert titles == ["GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET"]
     assert rows == [["moved", "moved", "0", "6", "10"], ["moved", "moved", "1", "6", "10"]]
     assert await offsets(bootstrap, "moved") == [6, 6]
     (group,) = await objects(bootstrap, "describe", "moved")
     assert (group["state"], group["members"]) == ("Empty", [])
-    done = await kipmesh(bootstrap, "delete", "moved")
-    assert (done.returncode, done.stdout) == (0, "moved: deleted\n")
-    assert "moved" not in {one["group_id"] for one in await objects(bootstrap, "list")}
+    result = await kipmesh(bootstrap, "delete", "moved")
+    assert (result.returncode, result.stdout) == (0, "moved: deleted\n")
+    assert "moved" not in {listed["group_id"] for listed in await objects(bootstrap, "list")}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "error"),
     [
-        (("describe", "nobody"), "GROUP_ID_NOT_FOUND"),
-        (("delete", "nobody"), "GROUP_ID_NOT_FOUND"),
+        (("describe", "missing"), "GROUP_ID_NOT_FOUND"),
+        (("delete", "missing"), "GROUP_ID_NOT_FOUND"),
         (("reset", "g", "--topic", "nope", "--to-latest"), "UNKNOWN_TOPIC_OR_PARTITION"),
-        (("reset", "g", "--topic", "there:5", "--to-latest"), "UNKNOWN_TOPIC_OR_PARTITION"),
-        (("reset", "g", "--topic", "there", "--shift-by", "1"), "no committed offset"),
+        (("reset", "g", "--topic", "existing:5", "--to-latest"), "UNKNOWN_TOPIC_OR_PARTITION"),
+        (("reset", "g", "--topic", "existing", "--shift-by", "1"), "no committed offset"),
     ],
 )
-async def test_errors_are_one_line(bootstrap: str, arguments: tuple[str, ...], said: str) -> None:
+async def test_group_errors_are_reported_in_one_line(bootstrap: str, arguments: tuple[str, ...], error: str) -> None:
     async with AdminClient(bootstrap) as admin:
-        if "there" not in {topic.name for topic in await admin.list_topics()}:
-            await admin.create_topics([NewTopic("there", 1, 1)])
-    done = await kipmesh(bootstrap, *arguments)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
-    assert said in done.stderr
+        if "existing" not in {topic.name for topic in await admin.list_topics()}:
+            await admin.create_topics([NewTopic("existing", 1, 1)])
+    result = await kipmesh(bootstrap, *arguments)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1), result.stderr
+    assert error in result.stderr
 
 
-def invoked(*arguments: str) -> Result:
+def run_group(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["group", *arguments])
 
 
@@ -154,17 +154,17 @@ def invoked(*arguments: str) -> Result:
         ("--topic", "t", "--to-datetime", "yesterday"),
     ],
 )
-async def test_wrong_usage(arguments: tuple[str, ...]) -> None:
-    done = invoked("reset", "g", *arguments, "--bootstrap", "127.0.0.1:1")
-    assert done.exit_code == 2, done.output
+async def test_invalid_usage_of_reset_exits_with_2(arguments: tuple[str, ...]) -> None:
+    result = run_group("reset", "g", *arguments, "--bootstrap", "127.0.0.1:1")
+    assert result.exit_code == 2, result.output
 
 
-async def test_an_empty_id_is_no_group() -> None:
+async def test_empty_group_id_is_rejected() -> None:
     for arguments in (["describe", ""], ["reset", "", "--topic", "t", "--to-latest"], ["delete", ""]):
-        done = invoked(*arguments, "--bootstrap", "127.0.0.1:1")
-        assert (done.exit_code, "the group id must not be empty" in done.output) == (2, True)
+        result = run_group(*arguments, "--bootstrap", "127.0.0.1:1")
+        assert (result.exit_code, "the group id must not be empty" in result.output) == (2, True)
 
 
-async def test_help_has_examples() -> None:
+async def test_help_of_group_commands_has_examples() -> None:
     for command in ("list", "describe", "reset", "delete"):
-        assert f"Examples:\n    kipmesh group {command}" in invoked(command, "--help").output
+        assert f"Examples:\n    kipmesh group {command}" in run_group(command, "--help").output

@@ -14,7 +14,7 @@ def record(key: bytes | None, value: bytes | None, headers: list[tuple[str, byte
     return ConsumerRecord("t", 1, 2, 3, 1, key, value, headers, 4)
 
 
-def test_a_record() -> None:
+def test_record_object_has_all_fields() -> None:
     assert record_object(record(b"k", "ü".encode(), [("h", None)])) == {
         "topic": "t",
         "partition": 1,
@@ -28,18 +28,22 @@ def test_a_record() -> None:
     }
 
 
-def test_what_is_not_utf_8_is_base_64() -> None:
-    out = record_object(record(None, b"\xff", [("h", b"\xfe")]))
-    assert "value" not in out
-    assert (out["key"], out["value_b64"], out["headers"]) == (None, "/w==", [{"key": "h", "value_b64": "/g=="}])
+def test_binary_key_and_value_are_base64() -> None:
+    rendered = record_object(record(None, b"\xff", [("h", b"\xfe")]))
+    assert "value" not in rendered
+    assert (rendered["key"], rendered["value_b64"], rendered["headers"]) == (
+        None,
+        "/w==",
+        [{"key": "h", "value_b64": "/g=="}],
+    )
 
 
 @given(st.none() | st.binary(), st.none() | st.binary())
-def test_a_line_gives_back_every_byte(key: bytes | None, value: bytes | None) -> None:
+def test_json_line_preserves_key_and_value_bytes(key: bytes | None, value: bytes | None) -> None:
     line = to_line(record_object(record(key, value, [])))
     assert "\n" not in line
-    back = json.loads(line)
-    for name, given_bytes in (("key", key), ("value", value)):
-        text = back.get(name)
-        got = base64.b64decode(back[name + "_b64"]) if name + "_b64" in back else text and text.encode()
-        assert got == given_bytes or (given_bytes == b"" and text == "")
+    decoded = json.loads(line)
+    for name, expected in (("key", key), ("value", value)):
+        text = decoded.get(name)
+        actual = base64.b64decode(decoded[name + "_b64"]) if name + "_b64" in decoded else text and text.encode()
+        assert actual == expected or (expected == b"" and text == "")

@@ -1,4 +1,4 @@
-"""`kipmesh produce`: its last line says what was acknowledged, whatever happens. One mesh, commands as processes."""
+"""`kipmesh produce` as a process, with one cluster. Its last line always states the acknowledged records."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ pytestmark = pytest.mark.xdist_group("cli-produce")
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(mode="single", followers=0) as it:
-        yield it
+    with LocalCluster(mode="single", followers=0) as local_cluster:
+        yield local_cluster
 
 
 @pytest.fixture
@@ -54,15 +54,15 @@ def start(
 
 
 def wait_until_read(process: subprocess.Popen[bytes]) -> None:
-    """Until the process has taken all that was written to its standard input."""
+    """Wait until the process has read all data in its standard input."""
     assert process.stdin is not None
     while process.poll() is None and any(fcntl.ioctl(process.stdin, termios.FIONREAD, bytes(4))):
         time.sleep(0.05)
 
 
 def produce(bootstrap: str, *arguments: Any, stdin: bytes) -> tuple[int, list[str]]:
-    done = run_command("produce", *arguments, "--bootstrap", bootstrap, stdin=stdin)
-    return done.returncode, done.stderr.splitlines()
+    result = run_command("produce", *arguments, "--bootstrap", bootstrap, stdin=stdin)
+    return result.returncode, result.stderr.splitlines()
 
 
 def values(cluster: LocalCluster, topic: str) -> list[tuple[bytes | None, bytes | None]]:
@@ -75,14 +75,14 @@ def values(cluster: LocalCluster, topic: str) -> list[tuple[bytes | None, bytes 
         return found
 
 
-def test_one_record(cluster: LocalCluster, topic: str) -> None:
+def test_produce_sends_one_record_with_key(cluster: LocalCluster, topic: str) -> None:
     code, errors = produce(cluster.bootstrap, topic, "--key-separator", os.fsdecode(b"\xff"), stdin=b"k\xffv\n")
     assert code == 0
     assert [line.partition(",")[0] for line in errors] == ["1 record acknowledged"]
     assert values(cluster, topic) == [(b"k", b"v")]
 
 
-def test_stats_say_what_was_asked_for(cluster: LocalCluster, topic: str) -> None:
+def test_stats_count_metadata_requests(cluster: LocalCluster, topic: str) -> None:
     code, errors = produce(cluster.bootstrap, topic, "--stats", stdin=b"a\nb")
     assert code == 0
     assert errors[-1].startswith("2 records acknowledged")
@@ -92,7 +92,7 @@ def test_stats_say_what_was_asked_for(cluster: LocalCluster, topic: str) -> None
     assert float(counters["metadata_blocked_s"]) >= 0
 
 
-def test_files_of_each_form(cluster: LocalCluster, topic: str, tmp_path: Path) -> None:
+def test_produce_reads_files_of_each_format(cluster: LocalCluster, topic: str, tmp_path: Path) -> None:
     table, other, objects = tmp_path / "a.csv", tmp_path / "b.csv", tmp_path / "c.ndjson"
     table.write_text('id,note\n1,"two\nlines"\n')
     other.write_text("id,note\n2,\n")
@@ -111,7 +111,7 @@ def test_files_of_each_form(cluster: LocalCluster, topic: str, tmp_path: Path) -
     ]
 
 
-def test_errors_name_the_file_and_its_line(cluster: LocalCluster, topic: str, tmp_path: Path) -> None:
+def test_produce_errors_name_file_and_line(cluster: LocalCluster, topic: str, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("{}\n")
     (tmp_path / "b").write_text("{}\nnope\n{}\n")
     code, errors = produce(cluster.bootstrap, topic, tmp_path / "a", tmp_path / "b", "--format", "ndjson", stdin=b"")
@@ -127,23 +127,23 @@ def test_errors_name_the_file_and_its_line(cluster: LocalCluster, topic: str, tm
 
 
 @pytest.mark.parametrize(
-    ("arguments", "why"),
+    ("arguments", "option"),
     [
         (("--key-column", "id"), "--key-column"),
         (("--format", "csv", "--key-separator", ":"), "--key-separator"),
         (("--format", "csv", "--delimiter", '"'), "--delimiter"),
     ],
 )
-def test_options_that_do_not_go_together(
-    cluster: LocalCluster, topic: str, arguments: tuple[str, ...], why: str
+def test_conflicting_options_are_usage_errors(
+    cluster: LocalCluster, topic: str, arguments: tuple[str, ...], option: str
 ) -> None:
     code, errors = produce(cluster.bootstrap, topic, *arguments, stdin=b"a\n")
     assert code == 2
-    assert why in errors[-1]
+    assert option in errors[-1]
 
 
-def test_a_bar_on_a_terminal(cluster: LocalCluster, topic: str, tmp_path: Path) -> None:
-    """Of a file, whose size is known."""
+def test_terminal_shows_progress_bar(cluster: LocalCluster, topic: str, tmp_path: Path) -> None:
+    """The size of the file is known, so the bar shows a percentage."""
     lines = tmp_path / "lines"
     lines.write_text("x\n" * 100_000)
     leader, follower = pty.openpty()
@@ -153,14 +153,14 @@ def test_a_bar_on_a_terminal(cluster: LocalCluster, topic: str, tmp_path: Path) 
             stderr=follower,
         )
         os.close(follower)
-        shown = b""
+        output_of_terminal = b""
         try:
             while chunk := screen.read(4096):
-                shown += chunk
-        except OSError:  # nobody writes to the terminal any more
+                output_of_terminal += chunk
+        except OSError:  # the process has closed the terminal
             pass
         assert process.wait(60) == 0
-    *bars, last = [part.strip() for part in re.split(r"\r|\x1b\[K", shown.decode()) if part.strip()]
+    *bars, last = [part.strip() for part in re.split(r"\r|\x1b\[K", output_of_terminal.decode()) if part.strip()]
     assert re.fullmatch(r"100,000 records acknowledged, .* a second", last)
     assert all(re.fullmatch(r"\[#* *\] +\d+%  [\d,]+ records? acknowledged, [\d,]+ a second", bar) for bar in bars), (
         bars
@@ -168,13 +168,13 @@ def test_a_bar_on_a_terminal(cluster: LocalCluster, topic: str, tmp_path: Path) 
     assert bars
 
 
-def test_nobody_acknowledges_with_acks_0(cluster: LocalCluster, topic: str) -> None:
+def test_acks_0_reports_records_as_sent(cluster: LocalCluster, topic: str) -> None:
     code, errors = produce(cluster.bootstrap, topic, "--config", "acks=0", stdin=b"a\nb")
     assert code == 0
     assert errors[-1].startswith("2 records sent (acks=0: not acknowledged), ")
 
 
-def test_a_bad_line_in_the_middle(cluster: LocalCluster, topic: str) -> None:
+def test_invalid_line_ends_produce_after_records_before_it(cluster: LocalCluster, topic: str) -> None:
     code, errors = produce(cluster.bootstrap, topic, "--key-separator", ":", stdin=b"a:1\nbad\nc:3\n")
     assert code == 1
     assert errors[0] == "kipmesh: line 2: no key separator ':' in 'bad'"
@@ -182,8 +182,8 @@ def test_a_bad_line_in_the_middle(cluster: LocalCluster, topic: str) -> None:
     assert values(cluster, topic) == [(b"a", b"1")]
 
 
-def test_a_record_that_is_too_large(cluster: LocalCluster, topic: str) -> None:
-    """Also one without an end is refused at once: nobody waits for its newline, or holds it."""
+def test_record_above_max_request_size_is_rejected(cluster: LocalCluster, topic: str) -> None:
+    """A record without line ending is rejected immediately, without waiting for its newline or buffering it."""
     config = ("--config", "max.request.size=20000")
     code, errors = produce(cluster.bootstrap, topic, *config, stdin=b"a\n" + b"x" * 19_999 + b"\nb\n")
     assert code == 1
@@ -201,39 +201,39 @@ def test_a_record_that_is_too_large(cluster: LocalCluster, topic: str) -> None:
     assert lines[1].endswith("; 1 not")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_delivers_what_was_read(cluster: LocalCluster, topic: str, number: signal.Signals) -> None:
-    # The linger would keep the records for long: the stop flushes them.
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_flushes_complete_lines(cluster: LocalCluster, topic: str, signal_number: signal.Signals) -> None:
+    # The linger delays the records. The signal flushes them.
     process = start(cluster.bootstrap, topic, "--config", "linger.ms=100000", "--config", "delivery.timeout.ms=200000")
     assert process.stdin is not None
     process.stdin.write(b"a\nb\nunfinished")
     process.stdin.flush()
     wait_until_read(process)
-    process.send_signal(number)
-    process.wait(60)  # its input is still open
+    process.send_signal(signal_number)
+    process.wait(60)  # standard input is still open
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + number
+    assert process.returncode == 128 + signal_number
     (line,) = errors.decode().splitlines()
     assert line.startswith("2 records acknowledged, ")
-    assert line.endswith(f"; 1 not (stopped by {number.name})")
+    assert line.endswith(f"; 1 not (stopped by {signal_number.name})")
     assert values(cluster, topic) == [(None, b"a"), (None, b"b")]
 
 
-def test_a_signal_while_nobody_answers() -> None:
+def test_signal_ends_produce_while_broker_does_not_respond() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         process = start(f"127.0.0.1:{silent.getsockname()[1]}", "t", "--config", "request.timeout.ms=600000")
         assert process.stdin is not None
         process.stdin.write(b"a\n")
         process.stdin.flush()
         silent.settimeout(60)
-        silent.accept()[0].close()  # it is there
+        silent.accept()[0].close()  # the command has connected
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=60)  # and not the 600 s of a request
+        _, errors = process.communicate(timeout=60)  # not after the 600 s of a request
     assert process.returncode == 143
     assert errors.decode().startswith("0 records acknowledged, 0 a second (stopped by SIGTERM)")
 
 
-def test_it_gives_up_soon_where_nobody_is() -> None:
+def test_produce_and_consume_time_out_without_broker() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         consuming = start(address, "t", "--timeout-ms", "1000", command="consume")
@@ -245,9 +245,11 @@ def test_it_gives_up_soon_where_nobody_is() -> None:
     assert output.decode() == f"kipmesh: NETWORK_EXCEPTION: no broker responded at {address} within 1 s\n"
 
 
-def test_it_says_that_it_waits_for_a_topic_that_there_is_not(cluster: LocalCluster) -> None:
-    at_once = "from kipmesh.cli import main, produce_command; produce_command.METADATA_WARNING_S = 0; main.main()"
-    process = start(cluster.bootstrap, "none", "--config", "max.block.ms=600000", entry=("-c", at_once))
+def test_produce_warns_while_topic_is_missing(cluster: LocalCluster) -> None:
+    patched_command = (
+        "from kipmesh.cli import main, produce_command; produce_command.METADATA_WARNING_S = 0; main.main()"
+    )
+    process = start(cluster.bootstrap, "none", "--config", "max.block.ms=600000", entry=("-c", patched_command))
     try:
         assert process.stdin is not None
         assert process.stderr is not None

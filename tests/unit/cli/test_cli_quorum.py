@@ -1,4 +1,4 @@
-"""`kipmesh quorum describe`, asked of controllers that only know how to be described."""
+"""`kipmesh quorum describe` with fake controllers that implement DescribeQuorum only."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ REFUSED = m.DescribeQuorumPartition(0, ErrorCode.NOT_LEADER_OR_FOLLOWER, None, 1
 
 
 class FakeController:
-    """Its answer may be changed while it runs."""
+    """Returns `partition`, which a test may replace during the run."""
 
     def __init__(self, partition: m.DescribeQuorumPartition) -> None:
         self.partition = partition
         self.nodes: Sequence[m.NodeEndpoint] = ()
-        self.asked = 0
-        self.asked_again = asyncio.Event()
+        self.requests = 0
+        self.is_retried = asyncio.Event()
 
     async def describe_quorum(
         self, request: m.DescribeQuorumRequest, context: RequestContext
     ) -> m.DescribeQuorumResponse:
-        self.asked += 1
-        if self.asked > 1:
-            self.asked_again.set()
+        self.requests += 1
+        if self.requests > 1:
+            self.is_retried.set()
         assert [(topic.topic_name, tuple(topic.partition_indexes)) for topic in request.topics] == [
             ("__cluster_metadata", (0,))
         ]
@@ -51,7 +51,7 @@ class FakeController:
 
 
 @asynccontextmanager
-async def serving(*controllers: FakeController) -> AsyncIterator[list[int]]:
+async def serve(*controllers: FakeController) -> AsyncIterator[list[int]]:
     servers = [Server(pipeline_of({"Quorum": controller})) for controller in controllers]
     ports = [await server.start("127.0.0.1", 0) for server in servers]
     for controller in controllers:
@@ -65,20 +65,20 @@ async def describe(*arguments: str) -> subprocess.CompletedProcess[str]:
     return await run_command_beside("quorum", "describe", *arguments)
 
 
-async def test_a_follower_says_whom_to_ask() -> None:
+async def test_describe_follows_redirect_of_follower_to_leader() -> None:
     follower, leader = FakeController(REFUSED), FakeController(LED)
-    async with serving(follower, leader) as ports:
-        done = await describe("--bootstrap-controller", f"127.0.0.1:{ports[0]}", "--json")
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    assert {name: value for name, value in found.items() if not isinstance(value, list)} == {
+    async with serve(follower, leader) as ports:
+        result = await describe("--bootstrap-controller", f"127.0.0.1:{ports[0]}", "--json")
+    assert result.returncode == 0, result.stderr
+    description: dict[str, Any] = json.loads(result.stdout)
+    assert {name: value for name, value in description.items() if not isinstance(value, list)} == {
         "state": "led",
         "leader_id": 1002,
         "leader_epoch": 7,
         "high_watermark": 98,
         "max_follower_lag": 100,
     }
-    assert found["current_voters"][0] == {
+    assert description["current_voters"][0] == {
         "replica_id": 1001,
         "log_end_offset": 95,
         "last_fetch_timestamp": 1_700_000_000_123,
@@ -86,21 +86,23 @@ async def test_a_follower_says_whom_to_ask() -> None:
         "status": "follower",
         "lag": 5,
     }
-    assert [(one["replica_id"], one["status"], one["lag"]) for one in found["current_voters"]] == [
+    assert [
+        (replica["replica_id"], replica["status"], replica["lag"]) for replica in description["current_voters"]
+    ] == [
         (1001, "follower", 5),
         (1002, "leader", 0),
         (1003, "follower", 100),
     ]
-    assert [(one["replica_id"], one["status"]) for one in found["observers"]] == [(1, "observer")]
-    assert found["nodes"] == [
+    assert [(replica["replica_id"], replica["status"]) for replica in description["observers"]] == [(1, "observer")]
+    assert description["nodes"] == [
         {"node_id": 1001 + number, "host": "127.0.0.1", "port": port} for number, port in enumerate(ports)
     ]
 
 
-async def test_the_table() -> None:
-    async with serving(FakeController(LED)) as ports:
-        done = await describe("--bootstrap-controller", f"127.0.0.1:{ports[0]},127.0.0.1:1")
-    assert done.stdout.splitlines() == [
+async def test_describe_prints_table_of_voters_and_observers() -> None:
+    async with serve(FakeController(LED)) as ports:
+        result = await describe("--bootstrap-controller", f"127.0.0.1:{ports[0]},127.0.0.1:1")
+    assert result.stdout.splitlines() == [
         "quorum led  leader 1002  epoch 7  high watermark 98",
         "NODE  STATUS    LOG END  LAG  LAST FETCH                LAST CAUGHT UP",
         "1001  follower  95       5    2023-11-14T22:13:20.123Z  2023-11-14T22:13:20.000Z",
@@ -110,44 +112,44 @@ async def test_the_table() -> None:
     ]
 
 
-async def test_the_highest_epoch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A leader that was cut off answers, too, until it finds out. Both answers are waited for here.
+async def test_describe_prefers_response_with_highest_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A partitioned leader still responds until it resigns. Wait for both responses.
     monkeypatch.setattr(quorum, "CALL_TIMEOUT_S", 60.0)
     old = FakeController(LED._replace(leader_id=1001, leader_epoch=6))
-    async with serving(old, FakeController(LED)) as ports:
-        found = await quorum.describe_quorum([f"127.0.0.1:{port}" for port in ports], timeout_s=60)
-    assert (found.leader_id, found.leader_epoch) == (1002, 7)
+    async with serve(old, FakeController(LED)) as ports:
+        described = await quorum.describe_quorum([f"127.0.0.1:{port}" for port in ports], timeout_s=60)
+    assert (described.leader_id, described.leader_epoch) == (1002, 7)
 
 
-async def test_an_election_is_waited_for() -> None:
+async def test_describe_waits_for_election() -> None:
     controller = FakeController(REFUSED._replace(leader_id=-1))
-    async with serving(controller) as ports:
-        asking = asyncio.create_task(
+    async with serve(controller) as ports:
+        running = asyncio.create_task(
             describe("--bootstrap-controller", f"127.0.0.1:{ports[0]}", "--json", "--timeout", "60")
         )
-        await controller.asked_again.wait()
+        await controller.is_retried.wait()
         controller.partition = LED
-        done = await asking
-    assert json.loads(done.stdout)["leader_id"] == 1002
+        result = await running
+    assert json.loads(result.stdout)["leader_id"] == 1002
 
 
-async def test_no_leader_and_nobody(tmp_path: Path) -> None:
-    async with serving(FakeController(REFUSED._replace(leader_id=-1))) as ports:
-        # Long enough for one answer; all of it is taken.
-        asking = ("--bootstrap-controller", f"127.0.0.1:{ports[0]}", "--timeout", "6")
-        done, as_json = await asyncio.gather(describe(*asking), describe(*asking, "--json"))
-    assert (done.returncode, done.stdout) == (1, "quorum without a leader  leader -1  epoch 7  high watermark -1\n")
+async def test_describe_reports_missing_leader_and_invalid_addresses(tmp_path: Path) -> None:
+    async with serve(FakeController(REFUSED._replace(leader_id=-1))) as ports:
+        # The timeout permits one response. The command uses all of it.
+        running = ("--bootstrap-controller", f"127.0.0.1:{ports[0]}", "--timeout", "6")
+        result, as_json = await asyncio.gather(describe(*running), describe(*running, "--json"))
+    assert (result.returncode, result.stdout) == (1, "quorum without a leader  leader -1  epoch 7  high watermark -1\n")
     assert json.loads(as_json.stdout)["max_follower_lag"] is None
-    bad = ("nonsense", "127.0.0.1:1,host:", "host:99999")
-    refused = await asyncio.gather(*[describe("--bootstrap-controller", one) for one in bad])
-    for wrong, done in zip(bad, refused, strict=True):
-        assert done.returncode == 2
-        assert f"{wrong.rpartition(',')[2]!r} is not host:port" in done.stderr
-    done = await describe("--bootstrap-controller", "127.0.0.1:1", "--timeout", "0.5")
-    assert done.returncode == 1
-    assert done.stderr == "kipmesh: NETWORK_EXCEPTION: no controller responded at 127.0.0.1:1 within 0.5 s\n"
-    done = await describe("--dir", str(tmp_path))
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "--bootstrap-controller" in done.stderr
-    done = await describe("--bootstrap", "127.0.0.1:1", "--bootstrap-controller", "127.0.0.1:1")
-    assert done.returncode == 2
+    invalid_addresses = ("nonsense", "127.0.0.1:1,host:", "host:99999")
+    results = await asyncio.gather(*[describe("--bootstrap-controller", text) for text in invalid_addresses])
+    for address, result in zip(invalid_addresses, results, strict=True):
+        assert result.returncode == 2
+        assert f"{address.rpartition(',')[2]!r} is not host:port" in result.stderr
+    result = await describe("--bootstrap-controller", "127.0.0.1:1", "--timeout", "0.5")
+    assert result.returncode == 1
+    assert result.stderr == "kipmesh: NETWORK_EXCEPTION: no controller responded at 127.0.0.1:1 within 0.5 s\n"
+    result = await describe("--dir", str(tmp_path))
+    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
+    assert "--bootstrap-controller" in result.stderr
+    result = await describe("--bootstrap", "127.0.0.1:1", "--bootstrap-controller", "127.0.0.1:1")
+    assert result.returncode == 2

@@ -1,4 +1,4 @@
-"""`kipmesh topic reassign` and `kipmesh broker`: what is wrong is said before anybody is asked."""
+"""`kipmesh topic reassign` and `kipmesh broker`: usage errors, plans, timeouts and progress."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def kipmesh(*arguments: str) -> Result:
         ("t", "--replicas", "0:1", "--throttle", "0"),
     ],
 )
-def test_wrong_usage(arguments: tuple[str, ...]) -> None:
-    done = kipmesh("topic", "reassign", *arguments, "--bootstrap", "127.0.0.1:1")
-    assert done.exit_code == 2, done.output
+def test_invalid_usage_of_reassign_exits_with_2(arguments: tuple[str, ...]) -> None:
+    result = kipmesh("topic", "reassign", *arguments, "--bootstrap", "127.0.0.1:1")
+    assert result.exit_code == 2, result.output
 
 
 @pytest.mark.parametrize(
@@ -66,22 +66,22 @@ def test_wrong_usage(arguments: tuple[str, ...]) -> None:
         json.dumps({"partitions": [{"topic": "t", "partition": 0, "replicas": [1]}] * 2}),
     ],
 )
-def test_plans_that_are_none(tmp_path: Path, plan: str) -> None:
+def test_invalid_plans_are_rejected(tmp_path: Path, plan: str) -> None:
     file = tmp_path / "plan.json"
     file.write_text(plan)
-    done = kipmesh("topic", "reassign", "t", "--file", str(file), "--bootstrap", "127.0.0.1:1")
-    assert isinstance(done.exception, CommandError)
-    assert str(done.exception).startswith(str(file))
+    result = kipmesh("topic", "reassign", "t", "--file", str(file), "--bootstrap", "127.0.0.1:1")
+    assert isinstance(result.exception, CommandError)
+    assert str(result.exception).startswith(str(file))
 
 
-def test_help_has_examples() -> None:
+def test_help_of_reassign_and_broker_commands_has_examples() -> None:
     for command in (("topic", "reassign"), ("broker", "list"), ("broker", "drain"), ("broker", "decommission")):
-        done = kipmesh(*command, "--help")
-        assert f"Examples:\n    kipmesh {' '.join(command)}" in done.output
+        result = kipmesh(*command, "--help")
+        assert f"Examples:\n    kipmesh {' '.join(command)}" in result.output
 
 
-class Admin:
-    """Two topics' partitions leave broker 1 for 2, which is alive, and 3, which is fenced; that never ends."""
+class FakeAdmin:
+    """Admin client of a cluster whose reassignments never end. Broker 2 is alive, broker 3 is fenced."""
 
     def __init__(self) -> None:
         self.running = {
@@ -104,12 +104,16 @@ class Admin:
         pass
 
     async def alter_partition_reassignments(self, targets: dict[Any, Any]) -> dict[TopicPartition, KafkaError | None]:
-        return {TopicPartition(*where): None for where in targets}
+        return {TopicPartition(*topic_partition): None for topic_partition in targets}
 
     async def list_partition_reassignments(self, partitions: Any = None) -> dict[TopicPartition, PartitionReassignment]:
         if not self.is_active:
             raise KafkaError(ErrorCode.REQUEST_TIMED_OUT, "no active controller")
-        return {where: one for where, one in self.running.items() if partitions is None or where in partitions}
+        return {
+            topic_partition: moves
+            for topic_partition, moves in self.running.items()
+            if partitions is None or topic_partition in partitions
+        }
 
     async def wait_reassigned(self, partitions: list[TopicPartition], on_moved: Callable[[int, int], None]) -> None:
         on_moved(len(partitions) - len(await self.list_partition_reassignments(partitions)), len(partitions))
@@ -127,10 +131,10 @@ class Admin:
 
 
 @pytest.fixture
-def admin(monkeypatch: pytest.MonkeyPatch) -> Admin:
-    found = Admin()
-    monkeypatch.setattr("kipmesh.client.AdminClient", lambda *_, **__: found)
-    return found
+def admin(monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
+    fake_admin = FakeAdmin()
+    monkeypatch.setattr("kipmesh.client.AdminClient", lambda *_, **__: fake_admin)
+    return fake_admin
 
 
 CONTINUES = (
@@ -141,37 +145,37 @@ CONTINUES = (
 
 @pytest.mark.parametrize("command", ["drain", "decommission"])
 @pytest.mark.usefixtures("admin")
-def test_the_time_limit_is_for_the_whole_drain(command: str) -> None:
-    done = kipmesh("broker", command, "1", "--timeout", "0.2", "--throttle", "9", "--bootstrap", "127.0.0.1:1")
-    assert isinstance(done.exception, CommandError)
-    said = "timed out after 0.2 s: 2 of 5 replicas of broker 1 left to move; broker 3 is fenced and blocks 1"
-    assert str(done.exception) == said + CONTINUES
-    assert "the throttle stays; remove it with: " in done.stderr
+def test_timeout_applies_to_whole_drain(command: str) -> None:
+    result = kipmesh("broker", command, "1", "--timeout", "0.2", "--throttle", "9", "--bootstrap", "127.0.0.1:1")
+    assert isinstance(result.exception, CommandError)
+    expected = "timed out after 0.2 s: 2 of 5 replicas of broker 1 left to move; broker 3 is fenced and blocks 1"
+    assert str(result.exception) == expected + CONTINUES
+    assert "the throttle stays; remove it with: " in result.stderr
 
 
-def test_the_time_limit_is_for_the_wait_of_a_reassignment(admin: Admin) -> None:
+def test_timeout_applies_to_wait_for_reassignment(admin: FakeAdmin) -> None:
     plan = ("topic", "reassign", "t", "--replicas", "0:2", "--replicas", "1:3", "--replicas", "2:2")
-    done = kipmesh(*plan, "--wait", "--timeout", "0.2", "--bootstrap", "127.0.0.1:1")
-    said = "timed out after 0.2 s: 2 of 3 partitions left to move; broker 3 is fenced and blocks 1"
-    assert str(done.exception) == said + CONTINUES
+    result = kipmesh(*plan, "--wait", "--timeout", "0.2", "--bootstrap", "127.0.0.1:1")
+    expected = "timed out after 0.2 s: 2 of 3 partitions left to move; broker 3 is fenced and blocks 1"
+    assert str(result.exception) == expected + CONTINUES
     admin.running[TopicPartition("t", 1)] = admin.running[TopicPartition("t", 0)]
-    done = kipmesh(*plan, "--wait", "--timeout", "0.2", "--bootstrap", "127.0.0.1:1")
-    assert str(done.exception) == "timed out after 0.2 s: 2 of 3 partitions left to move" + CONTINUES
+    result = kipmesh(*plan, "--wait", "--timeout", "0.2", "--bootstrap", "127.0.0.1:1")
+    assert str(result.exception) == "timed out after 0.2 s: 2 of 3 partitions left to move" + CONTINUES
 
 
-def test_what_was_complete_at_once_is_not_being_moved(admin: Admin) -> None:
+def test_partitions_without_reassignment_are_reported_as_moved(admin: FakeAdmin) -> None:
     plan = ("topic", "reassign", "t", "--replicas", "0:2", "--replicas", "2:2", "--bootstrap", "127.0.0.1:1")
     assert kipmesh(*plan).stdout.split()[3:] == ["t", "0", "moving", "t", "2", "moved"]
     admin.is_active = False
     assert kipmesh(*plan).stdout.split()[3:] == ["t", "0", "moving", "t", "2", "moving"]
 
 
-def test_what_is_waited_for_is_said_again_and_again(
-    admin: Admin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_wait_reports_remaining_moves_periodically(
+    admin: FakeAdmin, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(reassignment, "REPORT_INTERVAL_S", 0.01)
 
-    async def told(count: int) -> list[str]:
+    async def report_lines(count: int) -> list[str]:
         lines: list[str] = []
 
         async def work(on_moved: Callable[[int, int], None]) -> None:
@@ -181,36 +185,42 @@ def test_what_is_waited_for_is_said_again_and_again(
                 lines.extend(capsys.readouterr().err.splitlines())
 
         await wait_moved(
-            cast("AdminClient", admin), "replicas", lambda _, one: 1 in one.removing_replicas, work, Deadline(None)
+            cast("AdminClient", admin),
+            "replicas",
+            lambda _, reassignment_of_partition: 1 in reassignment_of_partition.removing_replicas,
+            work,
+            Deadline(None),
         )
         return lines
 
-    assert set(asyncio.run(told(2))) == {"kipmesh: 2 of 5 replicas left to move; broker 3 is fenced and blocks 1"}
+    assert set(asyncio.run(report_lines(2))) == {
+        "kipmesh: 2 of 5 replicas left to move; broker 3 is fenced and blocks 1"
+    }
     del admin.running[TopicPartition("t", 1)]
-    assert set(asyncio.run(told(1))) == {"kipmesh: 2 of 5 replicas left to move"}
+    assert set(asyncio.run(report_lines(1))) == {"kipmesh: 2 of 5 replicas left to move"}
     admin.is_active = False
-    assert set(asyncio.run(told(1))) == {
+    assert set(asyncio.run(report_lines(1))) == {
         "kipmesh: 2 of 5 replicas left to move; no active controller responds, so the reason is unknown"
     }
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_whoever_is_interrupted_hears_that_the_throttle_stays(
-    number: signal.Signals, admin: Admin, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+def test_interrupted_reassignment_reports_that_throttle_stays(
+    signal_number: signal.Signals, admin: FakeAdmin, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was begun goes on, and as slowly, until somebody takes the throttle back."""
+    """The reassignment continues with the throttle until the throttle is removed."""
 
-    async def interrupted(client: AdminClient) -> None:
+    async def run_throttled(client: AdminClient) -> None:
         assert cast("Any", client) is admin
         async with throttled(client, 1000, lift=True):
-            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal_number)
             await asyncio.Event().wait()
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # the test process may ignore SIGINT
     try:
-        with pytest.raises((typer.Exit, KeyboardInterrupt)) as ended:
-            AdminConnection("127.0.0.1:1", Path(), None).run_stoppable(interrupted)
+        with pytest.raises((typer.Exit, KeyboardInterrupt)) as exit_info:
+            AdminConnection("127.0.0.1:1", Path(), None).run_stoppable(run_throttled)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert getattr(ended.value, "exit_code", 128 + signal.SIGINT) == 128 + number
+    assert getattr(exit_info.value, "exit_code", 128 + signal.SIGINT) == 128 + signal_number
     assert "the throttle stays; remove it with: kipmesh config alter broker all --delete" in capsys.readouterr().err

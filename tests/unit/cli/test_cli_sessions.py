@@ -1,4 +1,4 @@
-"""`kipmesh sessions list`, asked of brokers in memory."""
+"""`kipmesh sessions list` with a fake cluster."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ async def open_session(
 ) -> int:
     pool = ConnectionPool(client_id)
     topic = cluster.topics["t"]
-    asked = [FetchPartition(each, partition_max_bytes=1000) for each in range(partitions)]
-    request = FetchRequest(session_epoch=0, replica_id=replica_id, topics=[FetchTopic("t", topic.topic_id, asked)])
+    partitions_of_request = [FetchPartition(index, partition_max_bytes=1000) for index in range(partitions)]
+    request = FetchRequest(
+        session_epoch=0, replica_id=replica_id, topics=[FetchTopic("t", topic.topic_id, partitions_of_request)]
+    )
     try:
         response = await pool.get(f"127.0.0.1:{cluster.brokers[node_id].port}").call("Broker", "Fetch", request, 5)
     finally:
@@ -49,64 +51,66 @@ def rows(text: str) -> Sequence[list[str]]:
     return [line.split() for line in lines]
 
 
-async def test_all_brokers() -> None:
+async def test_sessions_list_shows_sessions_of_all_brokers() -> None:
     ids: list[tuple[int, int]] = []
     async with cluster_with_sessions(ids) as cluster:
-        done = await sessions("--bootstrap", cluster.bootstrap)
+        result = await sessions("--bootstrap", cluster.bootstrap)
         as_json = await sessions("--bootstrap", cluster.bootstrap, "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    found = {int(row[1]): row for row in rows(done.stdout)}
-    assert [(int(row[0]), int(row[1])) for row in rows(done.stdout)] == sorted(ids)
-    reader, follower, odd = [found[session_id] for _, session_id in ids]
+    assert (result.returncode, result.stderr) == (0, "")
+    row_by_session = {int(row[1]): row for row in rows(result.stdout)}
+    assert [(int(row[0]), int(row[1])) for row in rows(result.stdout)] == sorted(ids)
+    reader, follower, odd_name = [row_by_session[session_id] for _, session_id in ids]
     assert reader[2:5] == ["reader", "no", "3"]
     assert follower[2:5] == ["kipmesh-follower-1", "yes", "5"]
-    assert odd[2:6] == ["odd", "name", "no", "1"]
+    assert odd_name[2:6] == ["odd", "name", "no", "1"]
     assert reader[-1] == "1"
     assert reader[-2] == "ago"
-    listed = [json.loads(line) for line in as_json.stdout.splitlines()]
-    assert [(one["broker_id"], one["session_id"]) for one in listed] == sorted(ids)
-    (one,) = [one for one in listed if one["client_id"] == "kipmesh-follower-1"]
-    assert 0 <= one["idle_ms"] <= one["age_ms"]
-    assert {name: value for name, value in one.items() if name not in ("age_ms", "idle_ms", "session_id")} == {
+    sessions_listed = [json.loads(line) for line in as_json.stdout.splitlines()]
+    assert [(session["broker_id"], session["session_id"]) for session in sessions_listed] == sorted(ids)
+    (follower_session,) = [session for session in sessions_listed if session["client_id"] == "kipmesh-follower-1"]
+    assert 0 <= follower_session["idle_ms"] <= follower_session["age_ms"]
+    assert {
+        name: value for name, value in follower_session.items() if name not in ("age_ms", "idle_ms", "session_id")
+    } == {
         "broker_id": 2,
         "client_id": "kipmesh-follower-1",
         "replica_id": 1,
         "privileged": True,
         "partitions": 5,
-        "dirty_partitions": one["dirty_partitions"],
+        "dirty_partitions": follower_session["dirty_partitions"],
         "epoch": 1,
         "is_waiting": False,
     }
 
 
-async def test_one_broker() -> None:
+async def test_sessions_list_of_one_broker() -> None:
     ids: list[tuple[int, int]] = []
     async with cluster_with_sessions(ids) as cluster:
-        done = await sessions("--bootstrap", cluster.bootstrap, "--broker", "1")
-        assert [row[:3] for row in rows(done.stdout)] == [["1", str(ids[0][1]), "reader"]]
-        done = await sessions("--bootstrap", cluster.bootstrap, "--broker", "7")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "kipmesh: BROKER_NOT_AVAILABLE: broker 7 is not in the cluster\n"
+        result = await sessions("--bootstrap", cluster.bootstrap, "--broker", "1")
+        assert [row[:3] for row in rows(result.stdout)] == [["1", str(ids[0][1]), "reader"]]
+        result = await sessions("--bootstrap", cluster.bootstrap, "--broker", "7")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == "kipmesh: BROKER_NOT_AVAILABLE: broker 7 is not in the cluster\n"
 
 
-async def test_a_broker_that_does_not_answer() -> None:
+async def test_sessions_list_reports_unreachable_broker() -> None:
     ids: list[tuple[int, int]] = []
     async with cluster_with_sessions(ids) as cluster:
         await cluster.brokers[1].stop()
-        done = await sessions("--bootstrap", cluster.bootstrap, "--json")
-    assert done.returncode == 1
-    assert {json.loads(line)["broker_id"] for line in done.stdout.splitlines()} == {2}
-    assert done.stderr.startswith("kipmesh: NETWORK_EXCEPTION: broker 1: ListFetchSessions to ")
-    assert done.stderr.count("\n") == 1
+        result = await sessions("--bootstrap", cluster.bootstrap, "--json")
+    assert result.returncode == 1
+    assert {json.loads(line)["broker_id"] for line in result.stdout.splitlines()} == {2}
+    assert result.stderr.startswith("kipmesh: NETWORK_EXCEPTION: broker 1: ListFetchSessions to ")
+    assert result.stderr.count("\n") == 1
 
 
-async def test_names_stay_on_their_line() -> None:
+async def test_names_are_escaped_and_durations_have_units() -> None:
     from kipmesh.cli.broker_commands import _duration
     from kipmesh.cli.common import printable
 
     assert printable("a\nb\x1b[2J") == r"'a\nb\x1b[2J'"
     assert printable("") == "-"
-    assert [_duration(each) for each in (0, 1234, 59_940, 61_000, 7_384_000)] == [
+    assert [_duration(milliseconds) for milliseconds in (0, 1234, 59_940, 61_000, 7_384_000)] == [
         "0.0 s",
         "1.2 s",
         "59.9 s",

@@ -1,4 +1,4 @@
-"""`kipmesh user`: what is wrong is said, and what it prints of a real broker."""
+"""`kipmesh user` with a real broker: output, passwords and errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kipmesh.core.errors import ErrorCode, KafkaError
 from tests.command import run_command_beside
 
 pytestmark = pytest.mark.timeout(300)
-in_one_loop = pytest.mark.asyncio(loop_scope="module")  # beside the cluster's own loop there is one only
+in_module_loop = pytest.mark.asyncio(loop_scope="module")  # one event loop besides that of the cluster
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +29,12 @@ def bootstrap() -> Iterator[str]:
 
 
 async def user(bootstrap: str, *arguments: str, stdin: bytes = b"pencil\n") -> tuple[int, str, str]:
-    done = await run_command_beside("user", *arguments, "--bootstrap", bootstrap, stdin=stdin)
-    return done.returncode, done.stdout, done.stderr
+    result = await run_command_beside("user", *arguments, "--bootstrap", bootstrap, stdin=stdin)
+    return result.returncode, result.stdout, result.stderr
 
 
-@in_one_loop
-async def test_two_users(bootstrap: str) -> None:
+@in_module_loop
+async def test_users_can_be_added_altered_and_listed(bootstrap: str) -> None:
     assert await user(bootstrap, "list") == (0, "no users\n", "")
     assert await user(bootstrap, "add", "alice") == (0, "alice: SCRAM-SHA-256 set\nalice: SCRAM-SHA-512 set\n", "")
     code, out, _ = await user(bootstrap, "add", "bob", "--mechanism", "SCRAM-SHA-512", "--iterations", "8192", "--json")
@@ -51,8 +51,8 @@ async def test_two_users(bootstrap: str) -> None:
     assert json.loads(out) == {"user": "bob", "credentials": [{"mechanism": "SCRAM-SHA-512", "iterations": 5000}]}
 
 
-@in_one_loop
-async def test_what_cannot_be_done_is_said(bootstrap: str) -> None:
+@in_module_loop
+async def test_user_errors_state_reason_and_remediation(bootstrap: str) -> None:
     async with AdminClient(bootstrap) as admin:
         await admin.set_user_scram_credential("erin", ScramMechanism.SCRAM_SHA_512, "pencil")
     for arguments, error in (
@@ -61,34 +61,34 @@ async def test_what_cannot_be_done_is_said(bootstrap: str) -> None:
             ("alter", "erin", "--mechanism", "SCRAM-SHA-256"),
             "user 'erin' has no SCRAM-SHA-256; create it with: kipmesh user add erin",
         ),
-        (("describe", "nobody"), "RESOURCE_NOT_FOUND: user 'nobody' has no SCRAM credential"),
+        (("describe", "missing"), "RESOURCE_NOT_FOUND: user 'missing' has no SCRAM credential"),
     ):
         assert await user(bootstrap, *arguments) == (1, "", f"kipmesh: {error}\n")
 
 
-@in_one_loop
-async def test_a_user_is_deleted(bootstrap: str) -> None:
+@in_module_loop
+async def test_delete_removes_one_or_all_mechanisms(bootstrap: str) -> None:
     async with AdminClient(bootstrap) as admin:
         for mechanism in ScramMechanism:
             await admin.set_user_scram_credential("fred", mechanism, "pencil")
-        done = await user(bootstrap, "delete", "fred", "--mechanism", "SCRAM-SHA-256")
-        assert done == (0, "fred: SCRAM-SHA-256 deleted\n", "")
+        result = await user(bootstrap, "delete", "fred", "--mechanism", "SCRAM-SHA-256")
+        assert result == (0, "fred: SCRAM-SHA-256 deleted\n", "")
         assert await admin.describe_user_scram_credentials(["fred"]) == {"fred": [ScramCredentialInfo(2, 4096)]}
-        done = await user(bootstrap, "delete", "fred", "--json")
-        assert done == (0, '{"user":"fred","mechanism":"SCRAM-SHA-512"}\n', "")
+        result = await user(bootstrap, "delete", "fred", "--json")
+        assert result == (0, '{"user":"fred","mechanism":"SCRAM-SHA-512"}\n', "")
         assert "fred" not in await admin.describe_user_scram_credentials()
         assert (await user(bootstrap, "delete", "fred"))[0] == 1
 
 
 @pytest.mark.parametrize("stdin", [b"", b"\n", b"two\nlines\n", b"x" * 2000, b"\xff\n", b"a\0b"])
-def test_passwords_that_are_none(monkeypatch: pytest.MonkeyPatch, stdin: bytes) -> None:
+def test_invalid_passwords_are_rejected(monkeypatch: pytest.MonkeyPatch, stdin: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
     with pytest.raises(CommandError, match="password"):
         security_commands.read_password("carol")
 
 
 @pytest.mark.parametrize("stdin", [b"pencil", b"pencil\n", b"pencil\r\n"])
-def test_a_password_is_a_line(monkeypatch: pytest.MonkeyPatch, stdin: bytes) -> None:
+def test_password_is_read_without_line_ending(monkeypatch: pytest.MonkeyPatch, stdin: bytes) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
     assert security_commands.read_password("carol") == "pencil"
 
@@ -103,18 +103,18 @@ def test_a_password_is_a_line(monkeypatch: pytest.MonkeyPatch, stdin: bytes) -> 
         ("add", "carol", "pencil"),
     ],
 )
-def test_wrong_usage(arguments: tuple[str, ...]) -> None:
+def test_invalid_usage_of_user_exits_with_2(arguments: tuple[str, ...]) -> None:
     assert CliRunner().invoke(app, ["user", *arguments, "--bootstrap", "127.0.0.1:1"]).exit_code == 2
 
 
-@in_one_loop
-async def test_the_client(bootstrap: str) -> None:
+@in_module_loop
+async def test_admin_client_manages_scram_credentials(bootstrap: str) -> None:
     async with AdminClient(bootstrap) as admin:
         await admin.set_user_scram_credential("dora", ScramMechanism.SCRAM_SHA_256, "pencil", iterations=4097)
-        found = {"dora": [ScramCredentialInfo(1, 4097)]}
-        assert await admin.describe_user_scram_credentials(["dora", "dora"]) == found
+        expected = {"dora": [ScramCredentialInfo(1, 4097)]}
+        assert await admin.describe_user_scram_credentials(["dora", "dora"]) == expected
         assert await admin.describe_user_scram_credentials([]) == {}
-        assert (await admin.describe_user_scram_credentials())["dora"] == found["dora"]
+        assert (await admin.describe_user_scram_credentials())["dora"] == expected["dora"]
         for iterations, password, name in ((4095, "p", "dora"), (4096, "", "dora"), (4096, "p", "")):
             with pytest.raises(KafkaError) as caught:
                 await admin.set_user_scram_credential(
