@@ -266,7 +266,7 @@ async def test_nodes_receive_addresses_of_links(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("skewed", [True, False])
-async def test_nodes_run_under_skewed_clock_only_if_a_fault_jumps_it(harness: Harness, skewed: bool) -> None:
+async def test_nodes_run_under_skewed_clock_only_with_clock_jump_faults(harness: Harness, skewed: bool) -> None:
     kind = "clock-jump" if skewed else "kill"
     document = {"name": "a", "hypothesis": "b", "duration_s": 9, "faults": [{"kind": kind, "target": "leader:0"}]}
     hooks = Hooks(Experiment.model_validate(document), None)

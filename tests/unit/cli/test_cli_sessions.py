@@ -83,7 +83,7 @@ async def test_sessions_list_shows_sessions_of_all_brokers() -> None:
     }
 
 
-async def test_sessions_list_of_one_broker() -> None:
+async def test_sessions_list_filters_by_broker() -> None:
     ids: list[tuple[int, int]] = []
     async with cluster_with_sessions(ids) as cluster:
         result = await sessions("--bootstrap", cluster.bootstrap, "--broker", "1")

@@ -173,7 +173,7 @@ def test_day_bars_have_proportional_height_and_label_the_highest() -> None:
     assert "02 Jan: 10" not in svg
 
 
-def test_charts_without_values_say_so() -> None:
+def test_charts_without_values_show_a_message() -> None:
     assert "No values" in charts.line_chart({}, "x", "y")
     assert "No values" in charts.line_chart({"a": [(1, 0)]}, "x", "y", log_y=True)
     assert "No values" in charts.bar_chart([("a", math.nan)], "n")

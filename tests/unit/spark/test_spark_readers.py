@@ -89,7 +89,7 @@ async def test_micro_batches_return_each_record_once() -> None:
     await run_with_cluster(work)
 
 
-async def test_available_now_ends_at_the_ends_of_its_start() -> None:
+async def test_available_now_stops_at_log_ends_of_its_start() -> None:
     def work(cluster: FakeCluster) -> None:
         with query(cluster, minOffsetsPerTrigger=100) as reader:
             reader.prepareForTriggerAvailableNow()

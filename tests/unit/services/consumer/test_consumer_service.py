@@ -229,7 +229,7 @@ async def test_streams_above_limit_are_rejected_until_readers_disconnect(
     await wait_until_streams_close(http)
 
 
-async def test_slow_reader_stops_reads_ahead(cluster: LocalCluster, http: httpx.AsyncClient) -> None:
+async def test_slow_reader_limits_records_read_ahead(cluster: LocalCluster, http: httpx.AsyncClient) -> None:
     """A reader that does not read limits the service to one poll, one fetch and the socket buffers."""
     values = [b"%05d " % number + b"x" * 5000 for number in range(8000)]
     topic = await make_topic(cluster, "slow", values)
