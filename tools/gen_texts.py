@@ -59,7 +59,7 @@ def log_events(tree: ast.Module) -> Iterator[str]:
             continue
         if node.func.attr in LEVELS and _name(node.func.value) in LOGGERS:
             event = node.args[0]
-            text = event.value if isinstance(event, ast.Constant) else "(not constant)"
+            text = (literal(event) if isinstance(event, ast.Constant) else None) or "(not constant)"
             keys = ", ".join(sorted(keyword.arg or "**" for keyword in node.keywords))
             yield f"{node.func.attr}: {text}{' | ' + keys if keys else ''}"
 

@@ -266,7 +266,7 @@ def ratio(part: float, whole: float) -> float | None:
 
 JOB: Final = Job(
     name="kip-report",
-    summary="What the KIPs save, from the brokers' trace.",
+    summary="Measure what each KIP saves, from the trace of the brokers.",
     text=(
         "Show the benefit of each KIP from the trace that brokers write to __mesh_trace (mesh.trace.sample): bytes"
         " saved by fetch sessions (227), bytes read within the rack (392), metadata per record (526), snapshots"

@@ -21,10 +21,17 @@ PROPER_NOUNS = {
     "Kubernetes",
     "Linux",
     "Metadata",
-    "Prometheus",
     "Produce",
+    "Prometheus",
+    "Python",
+    "Spark",
+    "Vote",
 }
-PROPER_NOUNS |= {"Python", "Spark", "Vote"}
+SAMPLE = '''"""Purpose."""
+raise ValueError(f"no {name} is left anew")  # begun here
+Option(help="asks for a topic")
+NAME = "who is not read"
+'''
 
 
 def _rows(table: str) -> list[tuple[str, str]]:
@@ -76,12 +83,7 @@ def test_lint_finds_terms_and_missing_subjects(text: str, found: bool) -> None:
 
 def test_lint_reads_docstrings_messages_help_and_comments(tmp_path: Path) -> None:
     source = tmp_path / "module.py"
-    source.write_text(
-        '"""Purpose."""\n'
-        "raise ValueError(f'no {name} is left anew')  # begun here\n"
-        "Option(help='asks for a topic')\n"
-        "NAME = 'who is not read'\n"
-    )
+    source.write_text(SAMPLE)
     assert [(number, prose_lint.find(text) is not None) for number, text in prose_lint.passages(source)] == [
         (1, False),
         (2, True),
