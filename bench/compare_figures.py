@@ -212,7 +212,7 @@ def measure(
     for share in filter(None, shares):
         try:
             running, seconds = shape.start()
-        except Exception as error:  # any error of a cluster: go on with the others
+        except Exception as error:  # any error of a cluster, while others are still measured
             for name in share:
                 keep(name, None, f"{type(error).__name__}: {error}".splitlines()[0][:300])
             continue

@@ -4,8 +4,8 @@ One controller and three brokers run as processes, and idempotent producers writ
 this process with their own connections. Sometimes the coordinator of the group gets SIGKILL and is restarted seconds
 later. At the end members stay until all records are read, and then leave.
 
-Checks the rules of `bench.group_ledger`, and that there are at most two generations per change of the membership and
-ten per kill. The exit code is 1 if a rule is violated.
+Checks the rules of `bench.group_ledger`, and a maximum of two generations per change of the membership and ten per
+kill. The exit code is 1 if a rule is violated.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Cost(NamedTuple):
 
 
 def topic_id(topic: int) -> bytes:
-    """Return a topic id, as long as real ids."""
+    """Return a topic id of the usual length."""
     return (topic + 1).to_bytes(16, "big")
 
 

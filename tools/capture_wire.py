@@ -1,9 +1,9 @@
-"""`python tools/capture_wire.py`: into `tests/golden/wire`, what clients of others and a real Apache Kafka say.
+"""`python tools/capture_wire.py`: record exchanges of third-party clients with Apache Kafka in `tests/golden/wire`.
 
-Three brokers of Apache Kafka advertise the ports of proxies that pass everything on and record it. Each client of
-`tests/clients` does a little of everything. Of each API and version the smallest exchange with an answer is kept, whole
-frames without their length: `KEY-VERSION.request` and `KEY-VERSION.response`, and in `exchanges.json` who sent it. Only
-made again when clients or Apache Kafka get newer (Java, Maven, and what the clients need).
+Three brokers of Apache Kafka advertise the ports of recording proxies. Each client of `tests/clients` runs a few
+operations. Keeps the first exchange of each API and version, but prefers responses with content, as frames without
+length: `KEY-VERSION.request`, `KEY-VERSION.response`, and the client's id in `exchanges.json`. Run again for new
+versions of the clients or of Apache Kafka. Needs Java, Maven, and the tools of the clients.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from kipmesh.cluster import ports  # noqa: E402
 
 TARGET = ROOT / "tests" / "golden" / "wire"
 FRAME_BYTES_MAX = 16 << 10
-"""Larger exchanges show nothing that smaller ones do not."""
+"""Larger exchanges are not kept."""
 BROKERS = 3
 
 Exchange = tuple[str, bytes, bytes]
-"""The client's id, the request and the response."""
+"""Client id, request and response."""
 
 
 class Recorder:
-    """Exchanges by API key and version; of several, the smallest."""
+    """Exchanges by API key and version, one each."""
 
     def __init__(self) -> None:
         self.found: dict[tuple[int, int], Exchange] = {}
 
     def add(self, request: bytes, response: bytes) -> None:
-        """An exchange that is whole."""
+        """Keep a complete exchange, unless one with more content is kept."""
         if max(len(request), len(response)) > FRAME_BYTES_MAX:
             return
         key, version, _, size = struct.unpack_from(">hhih", request)
-        who = request[10 : 10 + size].decode(errors="replace") if size > 0 else ""
+        client = request[10 : 10 + size].decode(errors="replace") if size > 0 else ""
         old = self.found.get((key, version))
-        # Of those that say something: an empty answer is the smallest, and shows the least.
+        # Small responses are empty ones, which show little of the format.
         if old is None or (len(old[2]) < 64 < len(response)):
-            self.found[key, version] = (who, request, response)
+            self.found[key, version] = (client, request, response)
 
 
 class Proxy:
-    """In front of one broker."""
+    """A proxy of one broker, which records exchanges."""
 
     def __init__(self, port: int, broker_port: int, recorder: Recorder) -> None:
         self._port = port
@@ -62,11 +62,11 @@ class Proxy:
         self._recorder = recorder
 
     async def start(self) -> None:
-        """Listen."""
+        """Listen on the port until the event loop ends; OSError."""
         await asyncio.start_server(self._serve, "127.0.0.1", self._port)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        waiting: dict[int, bytes] = {}
+        pending: dict[int, bytes] = {}
         try:
             broker_reader, broker_writer = await asyncio.open_connection("127.0.0.1", self._broker_port)
         except OSError:
@@ -79,9 +79,9 @@ class Proxy:
                     head = await source.readexactly(4)
                     frame = await source.readexactly(struct.unpack(">I", head)[0])
                     if is_request:
-                        waiting[struct.unpack_from(">i", frame, 4)[0]] = frame
+                        pending[struct.unpack_from(">i", frame, 4)[0]] = frame
                     else:
-                        request = waiting.pop(struct.unpack_from(">i", frame)[0], None)
+                        request = pending.pop(struct.unpack_from(">i", frame)[0], None)
                         if request is not None:
                             self._recorder.add(request, frame)
                     target.write(head + frame)
@@ -91,8 +91,8 @@ class Proxy:
         await asyncio.gather(forward(reader, broker_writer, True), forward(broker_reader, writer, False))
 
 
-def talk(bootstrap: str, folder: Path) -> None:
-    """Each client does what its driver knows; what one cannot is left out."""
+def run_clients(bootstrap: str, directory: Path) -> None:
+    """Run the operations that each client supports. Clients that are not installed are skipped."""
     drivers = importlib.import_module("tests.clients.drivers_of_tests")
     scenarios = importlib.import_module("tests.clients.scenarios_of_tests")
 
@@ -102,7 +102,7 @@ def talk(bootstrap: str, folder: Path) -> None:
         except drivers.MissingError as error:
             sys.stderr.write(f"capture: without {client.name}: {error}\n")
             continue
-        driver = drivers.Driver(client, bootstrap, folder / f"{client.name}.log", {"rack": "rack-b"})
+        driver = drivers.Driver(client, bootstrap, directory / f"{client.name}.log", {"rack": "rack-b"})
         topic, group = f"topic-{client.name}", f"group-{client.name}"
         sent = scenarios.records(4, 2, size=20)
         steps: Sequence[tuple[str, Mapping[str, Any]]] = (
@@ -140,26 +140,26 @@ def talk(bootstrap: str, folder: Path) -> None:
 
 
 def keep(recorder: Recorder) -> None:
-    """Replace what is there."""
+    """Replace the recorded exchanges by new ones."""
     from kipmesh.messages.table import KAFKA_APIS
 
     TARGET.mkdir(parents=True, exist_ok=True)
     for old in (*TARGET.glob("*.request"), *TARGET.glob("*.response")):
         old.unlink()
-    known, told = KAFKA_APIS, {}
-    for (key, version), (who, request, response) in sorted(recorder.found.items()):
+    known, kept = KAFKA_APIS, {}
+    for (key, version), (client, request, response) in sorted(recorder.found.items()):
         if key not in known or version not in known[key].versions:
             continue
         name = f"{key:02}-{version:02}"
         (TARGET / f"{name}.request").write_bytes(request)
         (TARGET / f"{name}.response").write_bytes(response)
-        told[name] = {"api": known[key].name, "client": who}
-    (TARGET / "exchanges.json").write_text(json.dumps(told, indent=1) + "\n")
-    sys.stdout.write(f"{len(told)} exchanges of {len({name[:2] for name in told})} APIs\n")
+        kept[name] = {"api": known[key].name, "client": client}
+    (TARGET / "exchanges.json").write_text(json.dumps(kept, indent=1) + "\n")
+    sys.stdout.write(f"{len(kept)} exchanges of {len({name[:2] for name in kept})} APIs\n")
 
 
 def main() -> int:
-    """Record."""
+    """Record the exchanges of all clients."""
     recorder, loop = Recorder(), asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
     front = ports.choose(BROKERS)
@@ -176,11 +176,11 @@ def main() -> int:
 
     with (
         KafkaCluster(BROKERS, ("-Xms256m", "-Xmx512m"), properties) as cluster,
-        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory() as directory,
     ):
         for port, broker in zip(front, cluster.brokers, strict=True):
             asyncio.run_coroutine_threadsafe(Proxy(port, broker.port, recorder).start(), loop).result(10)
-        talk(",".join(f"127.0.0.1:{port}" for port in front), Path(folder))
+        run_clients(",".join(f"127.0.0.1:{port}" for port in front), Path(directory))
         keep(recorder)
     return 0
 

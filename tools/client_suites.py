@@ -1,10 +1,9 @@
-"""`python tools/client_suites.py [NAME...]`: test suites that clients of others bring, as they are, on a live mesh.
+"""`python tools/client_suites.py [NAME...]`: run the test suites of third-party clients, unchanged, on a live cluster.
 
-Each is fetched at a fixed commit or version, and run against a mesh of its own, or against meshes that it starts. The
-file NAME.toml in `tests/clients/suites` lists what is not run (`[not-run]`) and what is expected to fail (`[fails]`), a
-reason each; a name that ends with `*` stands for all that begin so. The run fails when something else fails, and when
-something of the list passes: then the list is to be shrunk. `--list` says what the lists have; `--bootstrap` takes a
-cluster that runs.
+Each suite is fetched at a fixed commit or version and runs on its own cluster, or on brokers that it starts. The file
+NAME.toml in `tests/clients/suites` lists tests that are not run (`[not-run]`) or expected to fail (`[fails]`), with
+reasons; a name that ends in `*` is a prefix. The run fails if another test fails, or if a listed one passes and must be
+removed from the list. `--list` prints the lists. `--bootstrap` uses a running cluster.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ SUITE_TIMEOUT_S = 2400
 TEST_TIMEOUT_S = 120
 FRANZ = "github.com/twmb/franz-go"
 KAFKA_VERSION = "4.1.0"
-"""What the suites take our brokers for, where they ask."""
+"""Version of Apache Kafka that the suites expect."""
 
 
 class SuiteError(Exception):
-    """A suite could not be fetched or did not run; the text says why."""
+    """A suite could not be fetched or run. The message says why."""
 
 
 class Outcome(NamedTuple):
-    """How a test ended: passed, failed or skipped."""
+    """Outcome of a test (passed, failed or skipped), with its output."""
 
     name: str
     outcome: str
@@ -50,46 +49,48 @@ class Outcome(NamedTuple):
 
 
 class Suite(NamedTuple):
-    """How to fetch it into a folder, and to run it there on a cluster."""
+    """Functions that fetch a suite into a directory, and run it there on a cluster with a log file."""
 
     fetch: Callable[[Path], None]
     run: Callable[[Path, str, Path], list[Outcome]]
     config: Mapping[str, str]
-    """Of the mesh."""
+    """Configuration of the cluster."""
     brokers: int = 3
-    """0: it starts what it asks."""
+    """Number of brokers; 0 if the suite starts them."""
 
 
 class Lists(NamedTuple):
-    """What is not run, and what is expected to fail, with the reasons."""
+    """Reasons by name of tests that are not run, and of tests that are expected to fail."""
 
     not_run: Mapping[str, str]
     fails: Mapping[str, str]
 
     @staticmethod
     def of(path: Path) -> Lists:
-        """Read them."""
+        """Read a TOML file."""
         found = tomllib.loads(path.read_text())
         return Lists(found.get("not-run", {}), found.get("fails", {}))
 
 
 def list_of(name: str) -> Path:
-    """The file of a suite's lists."""
+    """Return the file with the lists of a suite."""
     return LISTS / f"{name}.toml"
 
 
 def is_in(name: str, patterns: Mapping[str, str]) -> bool:
-    """Whether one of them is its name or stands for it."""
+    """Return whether a pattern is equal to the name, or a prefix of it that ends in `*`."""
     return any(name == each or (each.endswith("*") and name.startswith(each[:-1])) for each in patterns)
 
 
-def _do(what: str, command: Sequence[str], folder: Path) -> str:
+def _run(step: str, command: Sequence[str], directory: Path) -> str:
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, cwd=directory, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SuiteError(f"{what}: {error}") from None
+        raise SuiteError(f"{step}: {error}") from None
     if done.returncode:
-        raise SuiteError(f"{what}: {(done.stderr + done.stdout).strip()[-2000:]}")
+        raise SuiteError(f"{step}: {(done.stderr + done.stdout).strip()[-2000:]}")
     return done.stdout
 
 
@@ -97,72 +98,72 @@ def _do(what: str, command: Sequence[str], folder: Path) -> str:
 
 
 def _from_git(repository: str, commit: str, *unwanted: str) -> Callable[[Path], None]:
-    def fetch(folder: Path) -> None:
-        folder.mkdir(parents=True)
+    def fetch(directory: Path) -> None:
+        directory.mkdir(parents=True)
         for command in (
             ["git", "init", "--quiet"],
             ["git", "fetch", "--quiet", "--depth", "1", f"https://github.com/{repository}", commit],
             ["git", "checkout", "--quiet", "--detach", commit],
         ):
-            _do(f"git of {repository}", command, folder)
+            _run(f"git of {repository}", command, directory)
         for name in unwanted:
-            shutil.rmtree(folder / name)
+            shutil.rmtree(directory / name)
 
     return fetch
 
 
 def _pytest(name: str, tests: str, *more: str) -> Callable[[Path, str, Path], list[Outcome]]:
-    """One that pytest runs, with the plugin that tells how each test ended."""
+    """Return a function that runs a suite with pytest, and with the plugin that records outcomes."""
 
-    def run(folder: Path, bootstrap: str, log: Path) -> list[Outcome]:
+    def run(directory: Path, bootstrap: str, log: Path) -> list[Outcome]:
         first = bootstrap.split(",")[0]
         results = log.with_suffix(".jsonl")
         results.unlink(missing_ok=True)
-        where = {"KAFKA_URI": f"kafka://{first}", "KAFKA_ROOT": str(folder)}
+        address = {"KAFKA_URI": f"kafka://{first}", "KAFKA_ROOT": str(directory)}
         if name == "aiokafka":
-            where = {"KAFKA_BOOTSTRAP": bootstrap}
+            address = {"KAFKA_BOOTSTRAP": bootstrap}
         env = {
             **os.environ,
-            **where,
+            **address,
             "KAFKA_VERSION": KAFKA_VERSION,
-            "PYTHONPATH": f"{folder}:{LISTS}",
+            "PYTHONPATH": f"{directory}:{LISTS}",
             "SUITE_RESULTS": str(results),
             "SUITE_LIST": str(list_of(name)),
         }
         limits = [f"--timeout={TEST_TIMEOUT_S}", "--timeout-method=signal", "-p", "no:cacheprovider"]
         command = [sys.executable, "-m", "pytest", tests, "-p", "suite_plugin", "-q", *limits, *more]
-        _logged(command, folder, env, log)
+        _run_logged(command, directory, env, log)
         if not results.exists():
-            raise SuiteError(f"{name} ran no test: see {log}")
+            raise SuiteError(f"{name} ran no tests; see {log}")
         return [Outcome(**json.loads(line)) for line in results.read_text().splitlines()]
 
     return run
 
 
-def _logged(command: Sequence[str], folder: Path, env: Mapping[str, str], log: Path) -> None:
+def _run_logged(command: Sequence[str], directory: Path, env: Mapping[str, str], log: Path) -> None:
     with log.open("wb") as output:
         try:
             subprocess.run(
-                command, cwd=folder, env=env, stdout=output, stderr=output, timeout=SUITE_TIMEOUT_S, check=False
+                command, cwd=directory, env=env, stdout=output, stderr=output, timeout=SUITE_TIMEOUT_S, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise SuiteError(f"{error}: see {log}") from None
+            raise SuiteError(f"{error}; see {log}") from None
 
 
 # --- franz-go
 
 
-def _fetch_franz(folder: Path) -> None:
-    where = ROOT / "tests" / "clients" / "franz"
-    _do("go mod verify", ["go", "mod", "download", FRANZ], where)
-    source = _do("go list", ["go", "list", "-m", "-f", "{{.Dir}}", FRANZ], where).strip()
-    shutil.copytree(source, folder)
-    for each in [folder, *folder.rglob("*")]:
-        each.chmod(each.stat().st_mode | 0o200)  # a cache of modules is read-only
+def _fetch_franz(directory: Path) -> None:
+    module = ROOT / "tests" / "clients" / "franz"
+    _run("go mod verify", ["go", "mod", "download", FRANZ], module)
+    source = _run("go list", ["go", "list", "-m", "-f", "{{.Dir}}", FRANZ], module).strip()
+    shutil.copytree(source, directory)
+    for each in [directory, *directory.rglob("*")]:
+        each.chmod(each.stat().st_mode | 0o200)  # the module cache is read-only
 
 
-def _run_franz(folder: Path, bootstrap: str, log: Path) -> list[Outcome]:
-    """Its tests make up to seven partitions a topic, and 50,000 records, a tenth of what they do by themselves."""
+def _run_franz(directory: Path, bootstrap: str, log: Path) -> list[Outcome]:
+    """Run with up to seven partitions per topic, and 50,000 records, a tenth of the default."""
     not_run = Lists.of(list_of("franz-go")).not_run
     env = {
         **os.environ,
@@ -172,8 +173,8 @@ def _run_franz(folder: Path, bootstrap: str, log: Path) -> list[Outcome]:
         "KGO_LOG_LEVEL": "none",
     }
     skip = ["-skip", "|".join(f"^{re.escape(name)}$" for name in not_run)] if not_run else []
-    _logged(["go", "test", "-json", "-timeout", "30m", "-count=1", *skip, "./pkg/kgo"], folder, env, log)
-    said: dict[str, str] = {}
+    _run_logged(["go", "test", "-json", "-timeout", "30m", "-count=1", *skip, "./pkg/kgo"], directory, env, log)
+    output: dict[str, str] = {}
     found = []
     for line in log.read_text(errors="replace").splitlines():
         event = {}
@@ -183,12 +184,12 @@ def _run_franz(folder: Path, bootstrap: str, log: Path) -> list[Outcome]:
         if name is None:
             continue
         if action == "output":
-            said[name] = (said.get(name, "") + event["Output"])[-3000:]
+            output[name] = (output.get(name, "") + event["Output"])[-3000:]
         elif action in ("pass", "fail", "skip"):
             outcome = {"pass": "passed", "fail": "failed", "skip": "skipped"}[action]
-            found.append(Outcome(name, outcome, said.pop(name, "")))
+            found.append(Outcome(name, outcome, output.pop(name, "")))
     if not found:
-        raise SuiteError(f"franz-go ran no test: see {log}")
+        raise SuiteError(f"franz-go ran no tests; see {log}")
     return found
 
 
@@ -197,86 +198,86 @@ def _run_franz(folder: Path, bootstrap: str, log: Path) -> list[Outcome]:
 
 PORT = 9092
 SHARED = Path("/tmp")
-"""Where it makes its files, whatever the system's own folder for such files is."""
-MADE = ("server.properties", "kraft-combined-logs")
-"""By the suite, in `SHARED`."""
+"""Directory in which the suite creates its files, on all systems."""
+SUITE_FILES = ("server.properties", "kraft-combined-logs")
+"""Files that the suite creates in `SHARED`."""
 STAGE_TIMEOUT_S = 120
-"""Of a stage, which itself gives up after 10 or 15 s."""
+"""Time limit of a stage. The stage itself has a limit of 10 or 15 s."""
 _STAGE = re.compile(r"Slug:\s*\"(\w+)\",\s*TestFunc:\s*(\w+),")
 
 
 class Stage(NamedTuple):
-    """One test of kafka-tester: the name that it goes by, and the function."""
+    """One test of kafka-tester: its slug and its function."""
 
     slug: str
     function: str
 
     @property
     def name(self) -> str:
-        """For the lists."""
+        """Name of the stage in the lists."""
         return f"{self.slug}:{self.function}"
 
     @property
-    def told(self) -> str:
-        """As the suite wants to be told what to run."""
+    def selection(self) -> str:
+        """Selection of this stage, as JSON for the suite."""
         return json.dumps([{"slug": self.slug, "tester_log_prefix": self.slug, "title": self.function}])
 
 
 def stages(definition: str) -> list[Stage]:
-    """All that its source has, in their order."""
+    """Return all stages in the source of the suite, in order."""
     return [Stage(*found) for found in _STAGE.findall(definition)]
 
 
-def _fetch_tester(folder: Path) -> None:
-    _from_git("codecrafters-io/kafka-tester", "018f9bc8ee3317001e26280c41e4cac916564e34")(folder)
-    _do("go build of kafka-tester", ["go", "build", "-o", "tester", "./cmd/tester"], folder)
+def _fetch_tester(directory: Path) -> None:
+    _from_git("codecrafters-io/kafka-tester", "018f9bc8ee3317001e26280c41e4cac916564e34")(directory)
+    _run("go build of kafka-tester", ["go", "build", "-o", "tester", "./cmd/tester"], directory)
 
 
-def _check_nobody_is_there() -> None:
-    there = [f"{SHARED / name} is there" for name in MADE if (SHARED / name).exists()]
+def _check_unused() -> None:
+    conflicts = [f"{SHARED / name} exists" for name in SUITE_FILES if (SHARED / name).exists()]
     if not ports.is_free(PORT):
-        there.append(f"port {PORT} is taken")
-    if there:
-        raise SuiteError(f"kafka-tester needs port {PORT} and makes files of its own: {', '.join(there)}")
+        conflicts.append(f"port {PORT} is in use")
+    if conflicts:
+        raise SuiteError(f"kafka-tester needs port {PORT} and its own files: {', '.join(conflicts)}")
 
 
-def _run_tester(folder: Path, bootstrap: str, log: Path) -> list[Outcome]:
-    """Each stage by itself, for it goes no further than the first that fails; the program is one of ours."""
+def _run_tester(directory: Path, bootstrap: str, log: Path) -> list[Outcome]:
+    """Run each stage separately with `kafka_log_dir_cluster`, because the suite stops at the first failure."""
     if bootstrap:
-        raise SuiteError("kafka-tester starts its brokers itself")
-    _check_nobody_is_there()
+        raise SuiteError("kafka-tester starts its own brokers; omit --bootstrap")
+    _check_unused()
     not_run = Lists.of(list_of("kafka-tester")).not_run
-    program, home = folder.with_name("kafka-tester-program"), folder.with_name("kafka-tester-mesh")
+    program, home = directory.with_name("kafka-tester-program"), directory.with_name("kafka-tester-cluster")
     program.mkdir(exist_ok=True)
     (program / "codecrafters.yml").write_text("debug: true\n")
     script = program / "your_program.sh"
-    ours = [sys.executable, str(ROOT / "tools" / "kafka_folder_mesh.py"), "--home", str(home)]
+    ours = [sys.executable, str(ROOT / "tools" / "kafka_log_dir_cluster.py"), "--home", str(home)]
     script.write_text(f'#!/bin/sh\nexec {shlex.join(ours)} "$@"\n')
     script.chmod(0o755)
     env = {"CODECRAFTERS_RANDOM_SEED": "1", **os.environ, "CODECRAFTERS_REPOSITORY_DIR": str(program)}
-    found, said = [], []
+    found, output = [], []
     try:
-        for stage in stages((folder / "internal" / "tester_definition.go").read_text()):
+        for stage in stages((directory / "internal" / "tester_definition.go").read_text()):
             if is_in(stage.name, not_run):
                 continue
-            found.append(_run_stage(stage, folder, env))
-            said.append(f"=== {stage.name}: {found[-1].outcome}\n{found[-1].why}\n")
+            found.append(_run_stage(stage, directory, env))
+            output.append(f"=== {stage.name}: {found[-1].outcome}\n{found[-1].why}\n")
     finally:
-        log.write_text("".join(said))
-        (SHARED / MADE[0]).unlink(missing_ok=True)
-        for each in (SHARED / MADE[1], home):
+        log.write_text("".join(output))
+        (SHARED / SUITE_FILES[0]).unlink(missing_ok=True)
+        for each in (SHARED / SUITE_FILES[1], home):
             shutil.rmtree(each, ignore_errors=True)
     if not found:
         raise SuiteError("kafka-tester has no stages")
     return found
 
 
-def _run_stage(stage: Stage, folder: Path, env: Mapping[str, str]) -> Outcome:
-    command = [str(folder / "tester")]
+def _run_stage(stage: Stage, directory: Path, env: Mapping[str, str]) -> Outcome:
+    command = [str(directory / "tester")]
     try:
         done = subprocess.run(
             command,
-            env={**env, "CODECRAFTERS_TEST_CASES_JSON": stage.told},
+            env={**env, "CODECRAFTERS_TEST_CASES_JSON": stage.selection},
             capture_output=True,
             text=True,
             timeout=STAGE_TIMEOUT_S,
@@ -293,34 +294,34 @@ SUITES: Mapping[str, Suite] = {
         _from_git("dpkp/kafka-python", "a3b3836ff3a4b34ebaa42fd93500bfcb16c1e9b7"),
         _pytest("kafka-python", "test/integration"),
         {"num.partitions": "4", "group.min.session.timeout.ms": "1000", "group.initial.rebalance.delay.ms": "0"},
-        brokers=1,  # as its own: of several it takes the first answer of a poll for all that there is
+        brokers=1,  # as in its own setup: with several it reads the response of one broker only
     ),
-    "aiokafka": Suite(  # its tests, of the client that is installed: of the same version, and built
+    "aiokafka": Suite(  # tests the installed client, which has the same version and is built
         _from_git("aio-libs/aiokafka", "672947afe85c91b7d953f0259e69837a711d3246", "aiokafka"),
         _pytest(
             "aiokafka",
             "tests",
             f"--docker-image=kafka:0_{KAFKA_VERSION}",
-            "--ignore=tests/coordinator",  # no brokers there, but modules that we do not have
+            "--ignore=tests/coordinator",  # needs modules that are not installed, and no broker
             "--ignore=tests/test_requests.py",
             "--override-ini=asyncio_default_fixture_loop_scope=function",
         ),
         {"num.partitions": "2", "group.initial.rebalance.delay.ms": "0"},
-        brokers=1,  # it takes the broker that it asks for the one that leads
+        brokers=1,  # assumes that the bootstrap broker is the leader
     ),
     "kafka-tester": Suite(_fetch_tester, _run_tester, {}, brokers=0),
 }
 
 
 def problems(found: Sequence[Outcome], lists: Lists) -> list[str]:
-    """What fails and is not expected to, and what is expected to fail and passes, for people."""
+    """Return descriptions of unexpected failures, and of listed tests that do not fail."""
     ended = {each.name: each for each in found}
     failed = [each for each in found if each.outcome == "failed"]
     lines = [f"fails: {each.name}\n{each.why[-1500:]}" for each in failed if not is_in(each.name, lists.fails)]
     for pattern in lists.fails:
-        mine = [name for name in ended if is_in(name, {pattern: ""})]
-        if not any(ended[name].outcome == "failed" for name in mine):
-            lines.append(f"is listed as failing and does not: {pattern}")
+        matching = [name for name in ended if is_in(name, {pattern: ""})]
+        if not any(ended[name].outcome == "failed" for name in matching):
+            lines.append(f"listed in [fails] but does not fail: {pattern}")
     return lines
 
 
@@ -338,38 +339,38 @@ def _brokers(suite: Suite, bootstrap: str | None) -> Iterator[str]:
 
 
 def run(name: str, bootstrap: str | None) -> list[str]:
-    """Fetch it if need be, run it, print a line; its problems. Raises SuiteError."""
-    suite, folder, lists = SUITES[name], BUILD / name, Lists.of(list_of(name))
+    """Fetch a suite if necessary, run it, print a summary and return the problems; SuiteError, ClusterError."""
+    suite, directory, lists = SUITES[name], BUILD / name, Lists.of(list_of(name))
     complete = BUILD / f"{name}.complete"
     BUILD.mkdir(parents=True, exist_ok=True)
     if not complete.exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        suite.fetch(folder)
+        shutil.rmtree(directory, ignore_errors=True)
+        suite.fetch(directory)
         complete.touch()
-    with _brokers(suite, bootstrap) as there:
-        found = suite.run(folder, there, BUILD / f"{name}.log")
+    with _brokers(suite, bootstrap) as address:
+        found = suite.run(directory, address, BUILD / f"{name}.log")
     counts = Counter(each.outcome for each in found)
-    wrong = problems(found, lists)
+    unexpected = problems(found, lists)
     text = ", ".join(f"{counts[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped"))
     expected = sum(each.outcome == "failed" and is_in(each.name, lists.fails) for each in found)
-    print(f"{name}: {text} ({expected} as expected); {len(wrong)} problems", flush=True)
-    return wrong
+    print(f"{name}: {text} ({expected} as expected); {len(unexpected)} problems", flush=True)
+    return unexpected
 
 
 def main(given: Sequence[str]) -> int:
-    """Run some or all suites; 1 if there is a problem."""
+    """Run the named suites, or all; 1 if there is a problem."""
     parser = argparse.ArgumentParser(prog="python tools/client_suites.py", description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[[], *SUITES], help="suites (all)")
-    parser.add_argument("--bootstrap", help="a cluster that runs already: then one suite")
-    parser.add_argument("--list", action="store_true", help="what is not run and what fails, and why")
+    parser.add_argument("names", nargs="*", choices=[[], *SUITES], help="suites (default: all)")
+    parser.add_argument("--bootstrap", help="bootstrap address of a running cluster, for one suite")
+    parser.add_argument("--list", action="store_true", help="print the lists with their reasons")
     options = parser.parse_args(given)
     names = options.names or list(SUITES)
     if options.list:
         for name in names:
             lists = Lists.of(list_of(name))
-            for what, entries in (("not run", lists.not_run), ("fails", lists.fails)):
+            for kind, entries in (("not run", lists.not_run), ("fails", lists.fails)):
                 for test, why in entries.items():
-                    print(f"{name}: {what}: {test}: {why}")
+                    print(f"{name}: {kind}: {test}: {why}")
         return 0
     wrong = []
     for name in names:

@@ -1,11 +1,11 @@
-"""`python tools/fuzz_wire.py`: mutated frames and half-open connections against the Kafka listener of a live mesh.
+"""`python tools/fuzz_wire.py`: send mutated frames and half-open connections to the Kafka listener of a live cluster.
 
-A mesh of its own (one controller, one broker) gets requests until it has looked into `--frames` of them, by its own
-count, which leaves out what comes behind one that ends its connection: whole ones from `tests/golden/wire` and empty
-ones of each API, of which bits are flipped, lengths lie, ends are missing, keys and versions are any; alone or in
-pipelines, whole or in pieces, on connections that are closed, reset, or left half open. Meanwhile an honest client asks
-on a connection of its own, which must never break. In the end the same processes must run, with no more memory than
-`--growth-mib` above what they had after a first tenth, and must answer on a new one. The seed replays what is sent.
+A new cluster (one controller, one broker) gets requests until it has checked `--frames` of them, by its metrics. Frames
+after one that ends its connection do not count. Requests are those of `tests/golden/wire` and empty ones of each API,
+with flipped bits, wrong lengths, missing ends, and any key and version, alone or pipelined, in one piece or several, on
+connections that are closed, reset or left half open. A valid client sends requests on its own connection, which must
+not break. At the end the same processes must run, with at most `--growth-mib` more memory than after a tenth of the
+frames, and respond on a new connection. `--seed` replays the frames.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from kipmesh.cluster import LocalCluster, NodeInfo, Role
 ROOT = Path(__file__).resolve().parent.parent
 CORPUS = ROOT / "tests" / "golden" / "wire"
 CONNECTIONS = 48
-"""Senders at once."""
+"""Number of concurrent senders."""
 HALF_OPEN_MAX = 100
 FRAMES_A_CONNECTION = (1, 1, 2, 4, 40)
-"""Few, for most are looked into no further than the first that is refused."""
-ANSWER_SECONDS_MAX = 30.0
+"""Choices of the number of frames. Most are small, because the broker checks no frame after a malformed one."""
+RESPONSE_SECONDS_MAX = 30.0
 STALL_SECONDS_MAX = 60.0
-LOOK_SECONDS = 0.2
-"""Between two looks at how far the broker is."""
+POLL_SECONDS = 0.2
+"""Interval of polling the broker's metrics."""
 API_KEYS = 75
 INTERESTING = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 HONEST = struct.pack(">hhih6s", 3, 4, 77, 6, b"honest") + struct.pack(">i??", -1, False, False)[:5]
-"""Metadata, version 4, of all topics; it creates none."""
+"""A valid request: Metadata version 4 of all topics, without topic creation."""
 
 
 class FuzzError(Exception):
-    """What must not happen; the text says it."""
+    """The broker violated an expectation, which the message states."""
 
 
 def corpus() -> list[bytes]:
-    """Requests without their length: as clients of others sent them, and each API in each version with zeros."""
+    """Return requests without length prefix: recorded ones of clients, and each API and version with zeros."""
     found = [each.read_bytes() for each in sorted(CORPUS.glob("*.request"))]
     empty = [struct.pack(">hhih4s", key, version, 1, 4, b"fuzz") for key in range(API_KEYS) for version in range(14)]
-    # Those that clients sent come as often as the others, of which there are more.
+    # Recorded requests are repeated until they are as many as the empty ones.
     return found * (len(empty) // max(len(found), 1)) + [each + bytes(24) for each in empty]
 
 
 def mutate(source: random.Random, frame: bytes, others: Sequence[bytes]) -> bytes:
-    """One to four changes."""
+    """Return the frame with one to four mutations. `others` are frames to splice in."""
     data = bytearray(frame)
     for _ in range(source.randint(1, 4)):
         if not data:
@@ -82,12 +82,12 @@ def mutate(source: random.Random, frame: bytes, others: Sequence[bytes]) -> byte
             case 7:
                 data[2:4] = source.randrange(16).to_bytes(2, "big")  # another version
             case _:
-                data[at : at + 5] = b"\xff\xff\xff\xff\x0f"  # the longest length that a varint has
+                data[at : at + 5] = b"\xff\xff\xff\xff\x0f"  # the maximum of a varint length
     return bytes(data)
 
 
 def framed(source: random.Random, frame: bytes) -> bytes:
-    """With its length, which lies now and then."""
+    """Return the frame with its length prefix, which is wrong in 2 % of the cases."""
     size = len(frame)
     if source.random() < 0.02:
         size = source.choice((0, 1, size + 1, size - 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, source.randrange(1 << 32)))
@@ -95,49 +95,49 @@ def framed(source: random.Random, frame: bytes) -> bytes:
 
 
 class Honest:
-    """A client that asks for metadata all the time, on a connection that must last."""
+    """A valid client that sends Metadata requests on one connection, which must not break."""
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self.answers = 0
+        self.responses = 0
         self.slowest_s = 0.0
 
     async def run(self) -> None:
-        """Until it is cancelled; FuzzError."""
-        async with asyncio.timeout(ANSWER_SECONDS_MAX):
+        """Send requests until cancelled; FuzzError if a response is missing or wrong."""
+        async with asyncio.timeout(RESPONSE_SECONDS_MAX):
             reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         try:
             while True:
                 begin = time.monotonic()
-                await self._ask(reader, writer)
+                await self._request(reader, writer)
                 self.slowest_s = max(self.slowest_s, time.monotonic() - begin)
-                self.answers += 1
+                self.responses += 1
                 await asyncio.sleep(0.1)
         finally:
             writer.close()
 
     async def once(self) -> None:
-        """On a new connection; FuzzError."""
+        """Send one request on a new connection; FuzzError."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         try:
-            await self._ask(reader, writer)
+            await self._request(reader, writer)
         finally:
             writer.close()
 
-    async def _ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(struct.pack(">I", len(HONEST)) + HONEST)
         try:
-            async with asyncio.timeout(ANSWER_SECONDS_MAX):
+            async with asyncio.timeout(RESPONSE_SECONDS_MAX):
                 (size,) = struct.unpack(">I", await reader.readexactly(4))
-                answer = await reader.readexactly(size)
+                response = await reader.readexactly(size)
         except (OSError, EOFError, TimeoutError) as error:
-            raise FuzzError(f"an honest client got no answer: {error!r}") from None
-        if answer[:4] != struct.pack(">i", 77):
-            raise FuzzError(f"an honest client got another's answer: {answer[:16].hex()}")
+            raise FuzzError(f"the valid client got no response: {error!r}") from None
+        if response[:4] != struct.pack(">i", 77):
+            raise FuzzError(f"the valid client got a response with another correlation id: {response[:16].hex()}")
 
 
 class Fuzz:
-    """Senders of one run, which go on until `is_over`."""
+    """Concurrent senders, which run until `is_over`."""
 
     def __init__(self, port: int, seed: int) -> None:
         self.is_over = False
@@ -150,10 +150,10 @@ class Fuzz:
         self.opened = 0
         self.half_open = 0
         self.closed = 0
-        """Connections that the broker ended."""
+        """Number of connections that the broker closed."""
 
     async def run(self) -> None:
-        """Send until it is over."""
+        """Send until `is_over`."""
         await asyncio.gather(*(self._sender() for _ in range(CONNECTIONS)))
         for writer in self._half_open:
             writer.transport.abort()
@@ -174,7 +174,7 @@ class Fuzz:
             framed(source, mutate(source, source.choice(self._corpus), self._corpus)) for _ in range(number)
         )
         end = source.randrange(5)
-        if end == 0:  # never the rest of it
+        if end == 0:  # the rest is never sent
             data = data[: -source.randint(1, min(len(data), 20))]
         pieces = source.choice((1, 1, 1, 3))
         for place in range(pieces):
@@ -201,33 +201,32 @@ def _resident_bytes(pid: int) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
-    raise FuzzError(f"process {pid} is gone")
+    raise FuzzError(f"process {pid} has ended")
 
 
-def taken(http: str) -> int:
-    """Frames that the broker looked into so far: requests that it answered, and frames that it refused.
+def checked_frames(http: str) -> int:
+    """Return the number of frames that the broker has checked: requests with a response, and malformed frames; OSError.
 
-    What comes behind a refused frame is not among them, for there its connection ends.
+    Frames after a malformed one do not count, because it ends its connection.
     """
-    with urllib.request.urlopen(f"http://{http}/metrics", timeout=ANSWER_SECONDS_MAX) as answer:
-        text = answer.read().decode()
+    with urllib.request.urlopen(f"http://{http}/metrics", timeout=RESPONSE_SECONDS_MAX) as response:
+        families = text_string_to_metric_families(response.read().decode())
     names = ("kafka_network_requestmetrics_requests_total", "kipmesh_wire_malformed_frames_total")
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    return int(sum(sample.value for sample in samples if sample.name in names))
+    return int(sum(sample.value for family in families for sample in family.samples if sample.name in names))
 
 
 class Run:
-    """Sends until the broker has looked into so many frames, and checks what must hold."""
+    """Sends frames until the broker has checked enough of them, and checks the expectations."""
 
     def __init__(self, broker: NodeInfo, port: int, pids: Sequence[int], seed: int) -> None:
         self._broker = broker
         self._pids = pids
         self._honest = Honest(port)
         self._fuzz = Fuzz(port, seed)
-        self._looked_into = 0
+        self._checked = 0
 
     async def go(self, frames: int, growth_mib: int) -> str:
-        """A line about it; FuzzError."""
+        """Send `frames` frames and return a summary in one line; FuzzError."""
         begun, idle = time.monotonic(), self._memory_mib()
         tasks = [asyncio.create_task(self._honest.run()), asyncio.create_task(self._fuzz.run())]
         try:
@@ -242,35 +241,35 @@ class Run:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        if not self._honest.answers:
-            raise FuzzError("the honest client was never answered")
+        if not self._honest.responses:
+            raise FuzzError("the valid client got no response")
         grown = max(after - before for after, before in zip(late, early, strict=True))
         if grown > growth_mib:
-            raise FuzzError(f"a process has {grown:.0f} MiB more than after the first tenth")
+            raise FuzzError(f"a process grew by {grown:.0f} MiB after a tenth of the frames; the limit is {growth_mib}")
         sizes = zip(("controller", "broker"), idle, early, late, strict=True)
         memory = ", ".join(f"{name} {' to '.join(f'{size:.0f}' for size in found)}" for name, *found in sizes)
         fuzz, honest = self._fuzz, self._honest
         return (
-            f"{self._looked_into:,} frames looked into of {fuzz.sent:,} in {time.monotonic() - begun:.0f} s, on "
-            f"{fuzz.opened:,} connections, {fuzz.half_open:,} left half open, {fuzz.closed:,} ended by the broker; "
-            f"{honest.answers:,} honest answers (slowest {honest.slowest_s:.2f} s); "
-            f"MiB at first, after a tenth, in the end: {memory}"
+            f"{self._checked:,} frames checked of {fuzz.sent:,} sent in {time.monotonic() - begun:.0f} s, on "
+            f"{fuzz.opened:,} connections, {fuzz.half_open:,} left half open, {fuzz.closed:,} closed by the broker; "
+            f"{honest.responses:,} valid responses (slowest {honest.slowest_s:.2f} s); "
+            f"MiB at the start, after a tenth, at the end: {memory}"
         )
 
     async def _until(self, frames: int, tasks: Sequence[asyncio.Task[None]]) -> None:
-        """Both tasks go on till then, unless one fails."""
+        """Wait until the broker has checked `frames` frames; FuzzError, or the error of a task."""
         progressed = time.monotonic()
-        while self._looked_into < frames:
-            before = self._looked_into
+        while self._checked < frames:
+            before = self._checked
             try:
-                self._looked_into = await asyncio.to_thread(taken, str(self._broker.http)) - self._honest.answers
+                self._checked = await asyncio.to_thread(checked_frames, str(self._broker.http)) - self._honest.responses
             except OSError as error:
-                raise FuzzError(f"the broker's metrics do not come: {error!r}") from None
-            if self._looked_into > before:
+                raise FuzzError(f"the metrics of the broker cannot be read: {error!r}") from None
+            if self._checked > before:
                 progressed = time.monotonic()
             elif time.monotonic() - progressed > STALL_SECONDS_MAX:
-                raise FuzzError(f"no frame was looked into for {STALL_SECONDS_MAX:g} s")
-            done, _ = await asyncio.wait(tasks, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                raise FuzzError(f"the broker checked no frame for {STALL_SECONDS_MAX:g} s")
+            done, _ = await asyncio.wait(tasks, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 await task
 
@@ -279,7 +278,7 @@ class Run:
 
 
 def run(frames: int, seed: int, growth_mib: int = 128) -> str:
-    """On a mesh of its own; FuzzError."""
+    """Run on a new cluster and return a summary in one line; FuzzError, ClusterError."""
     with LocalCluster(mode="processes", controllers=1, leaders=1, followers=0) as cluster:
         (broker,) = (node for node in cluster.nodes if node.role is Role.LEADER)
         log = Path(str(broker.log))
@@ -287,7 +286,7 @@ def run(frames: int, seed: int, growth_mib: int = 128) -> str:
         port = int(cluster.kafka_bootstrap.rpartition(":")[2])
         pids = [node.pid for node in cluster.nodes if node.pid is not None]
         try:
-            told = asyncio.run(Run(broker, port, pids, seed).go(frames, growth_mib))
+            summary = asyncio.run(Run(broker, port, pids, seed).go(frames, growth_mib))
         except FuzzError as error:
             raise FuzzError(f"seed {seed}: {error}\n{log.read_text(errors='replace')[-2000:]}") from None
         if [node.pid for node in cluster.nodes if node.pid is not None] != pids:
@@ -295,15 +294,15 @@ def run(frames: int, seed: int, growth_mib: int = 128) -> str:
         errors = [line for line in log.read_text(errors="replace").splitlines() if "Traceback" in line]
         if errors:
             raise FuzzError(f"seed {seed}: {len(errors)} tracebacks in {log}: {errors[0]}")
-    return f"seed {seed}: {told}"
+    return f"seed {seed}: {summary}"
 
 
 def main(given: Sequence[str]) -> int:
-    """The command line."""
+    """Run, and print the summary or the error; 1 after an error."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--frames", type=int, default=200_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--growth-mib", type=int, default=128)
+    parser.add_argument("--frames", type=int, default=200_000, help="frames that the broker must check (200,000)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the frames (1)")
+    parser.add_argument("--growth-mib", type=int, default=128, help="maximum growth of a process in MiB (128)")
     options = parser.parse_args(given)
     try:
         sys.stdout.write(f"{run(options.frames, options.seed, options.growth_mib)}\n")

@@ -1,4 +1,4 @@
-"""Write docs/configuration.md from the models of `kipmesh.core.config`; `--check` only says whether it is current."""
+"""Write docs/configuration.md from the models of `kipmesh.core.config`. `--check` only compares."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from kipmesh.core import config
 from kipmesh.messages.schema import MAX_INT64
 
-# Parsed out of other keys' values, not configured by themselves.
+# Parts of the values of keys, which are no configurations.
 PARTS = (config.Endpoint, config.Voter)
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 NAMES = {int: "integer", str: "text", bool: "true or false", float: "number", tuple: "list", type(None): "none"}
@@ -45,13 +45,13 @@ def _type_name(annotation: Any) -> str:
 
 
 def _bounds(field: FieldInfo) -> str:
-    said = []
+    bounds = []
     for constraint in field.metadata:
         for attribute, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
             value = getattr(constraint, attribute, None)
-            if value is not None and value != MAX_INT64:  # its type's own end; the head of the file says so
-                said.append(f"{sign} {value:,}" if isinstance(value, int) else f"{sign} {value}")
-    return ", ".join(said)
+            if value is not None and value != MAX_INT64:  # the limit of its type, see HEADER
+                bounds.append(f"{sign} {value:,}" if isinstance(value, int) else f"{sign} {value}")
+    return ", ".join(bounds)
 
 
 def _default(field: FieldInfo) -> str:
@@ -79,20 +79,20 @@ def _rows(model: type[config.Config], without: frozenset[str]) -> Iterator[str]:
 
 
 def models() -> list[type[config.Config]]:
-    """Every configuration of the package, those that others extend first."""
+    """Return all configurations of the package, base classes first."""
     for module in pkgutil.iter_modules(config.__path__, f"{config.__name__}."):
         importlib.import_module(module.name)
     found: set[type[config.Config]] = set()
-    waiting: list[type[config.Config]] = [config.Config]
-    while waiting:
-        below = [model for model in waiting.pop().__subclasses__() if model.__module__.startswith(config.__name__)]
+    pending: list[type[config.Config]] = [config.Config]
+    while pending:
+        below = [model for model in pending.pop().__subclasses__() if model.__module__.startswith(config.__name__)]
         found.update(below)
-        waiting += below
+        pending += below
     return sorted(found.difference(PARTS), key=lambda model: (len(model.__mro__), model.__name__))
 
 
 def render() -> str:
-    """The whole document."""
+    """Return the text of docs/configuration.md."""
     parts = [HEADER]
     for model in models():
         bases = [base for base in model.__bases__ if issubclass(base, config.Config) and base.model_fields]
@@ -107,12 +107,12 @@ def render() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write, or with `--check` compare; 1 when the document is not current."""
+    """Write the document, or compare it with `--check`; 1 if it is outdated."""
     text = render()
     if "--check" in arguments:
         current = TARGET.exists() and TARGET.read_text(encoding="utf-8") == text
         if not current:
-            sys.stderr.write("docs/configuration.md is not what kipmesh.core.config says: make docs\n")
+            sys.stderr.write("docs/configuration.md differs from kipmesh.core.config: make docs\n")
         return 0 if current else 1
     TARGET.write_text(text, encoding="utf-8")
     return 0

@@ -1,4 +1,4 @@
-"""Write deploy/grafana/dashboards from the code in `tools/dashboards`; `--check` only says whether they are current."""
+"""Write deploy/grafana/dashboards from the code in `tools/dashboards`. `--check` only compares."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TARGET = Path(__file__).resolve().parent.parent / "deploy" / "grafana" / "dashbo
 
 
 def render() -> Mapping[str, str]:
-    """The dashboards' files by name."""
+    """Return the text of each dashboard by file name."""
     made = {
         "mesh": mesh.make(),
         "kip_227": kip_227.make(),
@@ -31,18 +31,18 @@ def render() -> Mapping[str, str]:
 
 
 def stale(files: Mapping[str, str], target: Path = TARGET) -> list[str]:
-    """Names of files that are missing, different, or made by nothing any more."""
-    there = {path.name: path.read_text(encoding="utf-8") for path in target.glob("*.json")}
-    return sorted(name for name in files.keys() | there.keys() if files.get(name) != there.get(name))
+    """Return the names of files in `target` that are missing, different or obsolete."""
+    present = {path.name: path.read_text(encoding="utf-8") for path in target.glob("*.json")}
+    return sorted(name for name in files.keys() | present.keys() if files.get(name) != present.get(name))
 
 
 def main(arguments: list[str]) -> int:
-    """Write, or with `--check` compare; 1 when something is not current."""
+    """Write the dashboards, or compare them with `--check`; 1 if any is outdated."""
     files = render()
     names = stale(files)
     if "--check" in arguments:
         for name in names:
-            sys.stderr.write(f"deploy/grafana/dashboards/{name} is not what tools/dashboards says: make dashboards\n")
+            sys.stderr.write(f"deploy/grafana/dashboards/{name} differs from tools/dashboards: make dashboards\n")
         return 1 if names else 0
     TARGET.mkdir(parents=True, exist_ok=True)
     for name in names:

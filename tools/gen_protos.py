@@ -1,8 +1,8 @@
 """Write `protos/kipmesh/v1` from the declarations in `kipmesh.messages.apis` and the table of APIs; `--check` compares.
 
 One file per module, with the comments and docstrings of the declarations. `protos/field_numbers.txt` has the
-number, type and default of every field that was ever used. New fields are added. A line that no declaration states any
-more is an error, because a rolling upgrade would break.
+number, type and default of every field that was ever used. New fields are added. A line without a declaration is an
+error, because a rolling upgrade would break.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _comment(text: str, indent: str = "") -> Iterator[str]:
 
 
 def _carried() -> set[type[Message]]:
-    """Every message that gRPC carries."""
+    """Return all messages that gRPC carries."""
     found: set[type[Message]] = set()
     pending = [
         of
@@ -51,7 +51,7 @@ def _carried() -> set[type[Message]]:
 
 
 def _field_comments(module: ModuleType) -> dict[tuple[str, str], str]:
-    """The comment lines above each field, by class and field."""
+    """Return the comment above each field, by class and field."""
     source = inspect.getsource(module)
     lines, found = source.splitlines(), {}
     for node in ast.parse(source).body:

@@ -1,4 +1,4 @@
-"""Write the diagrams in docs/raft.md from the table in `kipmesh.core.raft.elections`; `--check` only compares."""
+"""Write the diagrams in docs/raft.md from the table in `kipmesh.core.raft.elections`. `--check` only compares."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _DRAWN = re.compile(r"(<!-- diagram: (voters|observers) -->\n).*?(<!-- end -->)"
 
 
 def render(text: str) -> str:
-    """The document with current diagrams; ValueError when it has no place for one of them."""
+    """Return the document with current diagrams; ValueError if a marker of a diagram is missing."""
 
     def draw(found: re.Match[str]) -> str:
         return f"{found[1]}\n```mermaid\n{diagram(observers=found[2] == 'observers')}```\n\n{found[3]}"
 
     if len(_DRAWN.findall(text)) != 2:
-        raise ValueError("docs/raft.md must have a place for each of two diagrams")
+        raise ValueError("docs/raft.md must have markers for two diagrams")
     return _DRAWN.sub(draw, text)
 
 
 def main(arguments: list[str]) -> int:
-    """Write, or with `--check` compare; 1 when the document is not current."""
+    """Write the document, or compare it with `--check`; 1 if it is outdated."""
     before = TARGET.read_text(encoding="utf-8")
     text = render(before)
     if "--check" in arguments:
         if before != text:
-            sys.stderr.write("docs/raft.md is not what kipmesh.core.raft.elections says: make docs\n")
+            sys.stderr.write("docs/raft.md differs from kipmesh.core.raft.elections: make docs\n")
         return int(before != text)
     TARGET.write_text(text, encoding="utf-8")
     return 0

@@ -1,4 +1,4 @@
-"""Write docs/protocol.md and the table of docs/wire.md from the table of APIs and the messages; `--check` compares."""
+"""Write docs/protocol.md and the table of docs/wire.md from the table of APIs and the messages. `--check` compares."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ field. "gRPC" is the number of the field in protobuf, empty if gRPC does not car
 
 
 def table() -> str:
-    """The APIs in the order of their keys."""
+    """Return the table of APIs in the order of their keys."""
     rows = ["| key | API | versions | responds | changes data | not supported |\n", "|---|---|---|---|---|---|\n"]
     for key, api in sorted(KAFKA_APIS.items()):
         first, last = api.versions
@@ -67,7 +67,7 @@ def _structs(of: type[Message]) -> Iterator[type[Message]]:
 
 
 def reference() -> str:
-    """The page with every field."""
+    """Return docs/protocol.md."""
     parts = [INTRODUCTION]
     for key, api in sorted(KAFKA_APIS.items()):
         parts.append(f"\n## {api.name} ({key})\n\nVersions {api.versions}, ")
@@ -87,7 +87,7 @@ def render(text: str) -> str:
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"{TARGET.name} has no place for the table: {BEGIN.strip()} ... {END.strip()}")
+        raise ValueError(f"{TARGET.name} must have markers for the table: {BEGIN.strip()} ... {END.strip()}")
     return f"{before}{BEGIN}\n{table()}\n{END}{after}"
 
 

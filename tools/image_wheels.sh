@@ -1,7 +1,7 @@
 #!/bin/sh
-# The wheels that images install from: image_wheels.sh VENV service|spark. Versions come from requirements.lock.
-# Ends with build/wheels/kipmesh-*.whl and what it needs in build/wheels/service (and build/wheels/spark). Images are
-# made for Linux and IMAGE_PYTHON (3.11): elsewhere nothing is made, and the build of an image fetches them itself.
+# Build the wheels for images: image_wheels.sh VENV service|spark. Versions come from requirements.lock.
+# Writes build/wheels/kipmesh-*.whl, and its dependencies to build/wheels/service (and build/wheels/spark). Images have
+# Linux and Python IMAGE_PYTHON (3.11). With another system or version, the build of an image downloads the wheels.
 set -eu
 
 venv=$1
@@ -12,16 +12,16 @@ have=$("$venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])'
 
 if [ "$(uname -s)" != Linux ] || [ "$have" != "$wanted" ]; then
     rm -rf "$root"
-    echo "kipmesh: no wheels are made here ($(uname -s), Python $have; images have Linux, Python $wanted):" \
-        "the build of the image fetches them"
+    echo "kipmesh: no wheels built ($(uname -s), Python $have; images have Linux, Python $wanted):" \
+        "the build of the image downloads them"
     exit 0
 fi
 
-# Times in wheels are those of the sources, so that the same sources make the same images.
+# Wheels have the time stamp of the sources, so that builds are reproducible.
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 1767225600)}
 export SOURCE_DATE_EPOCH PIP_DISABLE_PIP_VERSION_CHECK=1
 
-# collect FOLDER REQUIREMENT: what it needs but kipmesh's own wheel, as a whole or not at all.
+# collect DIRECTORY REQUIREMENT: build the dependencies, without kipmesh's own wheel. Replaces the directory atomically.
 collect() {
     target=$root/$1
     stamp=$target/made-from

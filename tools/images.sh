@@ -1,7 +1,7 @@
 #!/bin/sh
 # Build images: images.sh VENV SERVICE... ; a service is metadata_controller, leader, follower, consumer or spark.
-# IMAGE_PREFIX (kipmesh/), IMAGE_TAG (the version) and BASE_IMAGE (python:3.11-slim) say what they are called and made
-# from; DOCKER (docker) may be another builder with docker's options.
+# Environment: IMAGE_PREFIX (kipmesh/), IMAGE_TAG (the version), BASE_IMAGE (python:3.11-slim), and DOCKER (docker), a
+# command with docker's options.
 set -eu
 
 venv=$1

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Make or renew the virtual environment: install.sh VENV. PYTHON names the interpreter (python3 by default).
-# Versions come from requirements.lock, through pip as the user has it configured. Ends with VENV/installed.
+# Create or update the virtual environment: install.sh VENV. PYTHON is the interpreter (default: python3).
+# Versions come from requirements.lock, with the user's configuration of pip. Creates VENV/installed at the end.
 set -eu
 
 venv=$1
@@ -12,18 +12,18 @@ fail() {
     exit 1
 }
 
-command -v "$python" >/dev/null 2>&1 || fail "no $python here: install Python 3.11 or newer, or name one: make PYTHON=..."
+command -v "$python" >/dev/null 2>&1 || fail "$python is not installed: install Python 3.11 or newer, or choose another: make PYTHON=..."
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || fail \
-    "Python 3.11 or newer is needed, $python is $("$python" -V 2>&1 | cut -d' ' -f2): make PYTHON=python3.11"
+    "Python must be at least 3.11, $python is $("$python" -V 2>&1 | cut -d' ' -f2): make PYTHON=python3.11"
 
-# A venv of another folder, of a Python that is gone or too old, or half made, is made anew.
+# Recreate a venv of another directory, of a missing or old Python, and an incomplete one.
 if [ -e "$venv/made-in" ] && [ "$(cat "$venv/made-in")" != "$here" ]; then
     rm -rf "$venv"
 fi
 if ! "$venv/bin/python" -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-    echo "kipmesh: making $venv with $("$python" -V 2>&1)"
+    echo "kipmesh: creating $venv with $("$python" -V 2>&1)"
     "$python" -m venv --clear "$venv" || fail \
-        "$python cannot make a virtual environment; on Debian and Ubuntu: apt-get install python3-venv"
+        "$python cannot create a virtual environment; on Debian and Ubuntu run: apt-get install python3-venv"
     printf '%s\n' "$here" >"$venv/made-in"
 fi
 rm -f "$venv/installed"
@@ -31,10 +31,10 @@ rm -f "$venv/installed"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 echo "kipmesh: installing requirements.lock into $venv (about a minute the first time)"
 "$venv/bin/python" -m pip install --quiet --no-compile --requirement requirements.lock ||
-    fail "pip could not install requirements.lock; what it says is above"
-# The build requirements are in the lock, so that nothing is fetched a second time.
+    fail "pip could not install requirements.lock; see its output above"
+# The lock includes the build requirements, so that nothing is downloaded again.
 "$venv/bin/python" -m pip install --quiet --no-deps --no-build-isolation --editable . ||
-    fail "pip could not install kipmesh itself; what it says is above"
-# Compiled here, on all cores, and not at the start of every process where Python may write no bytecode.
+    fail "pip could not install kipmesh; see its output above"
+# Compile on all cores now. Otherwise each process compiles at its start if it cannot write bytecode.
 "$venv/bin/python" -m compileall -q -j 0 -x '/tests?/' "$venv"/lib/python*/site-packages kipmesh kipmesh_chaos kipmesh_jobs services >/dev/null || true
 printf '%s\n' "$here" >"$venv/installed"

@@ -1,12 +1,10 @@
-"""Copy this checkout and make the next version of it: a build that rolling upgrades are tried with, and nothing else.
+"""Copy this checkout and patch it to a next version, for tests of rolling upgrades.
 
-python tools/next_build.py DIR ; `make image-next` makes an image of it.
+`python tools/next_build.py DIR`; `make image-next` builds an image of it. Differences, as in a future release:
 
-What is different, as in a release to come:
 - the version, and with it the image's label;
-- a field more in requests that are sent all the time, FetchRequest and BrokerHeartbeatRequest, which the version before
-  does not know;
-- a field less: `throttle_time_ms` of BrokerHeartbeatResponse, which the version before still sends.
+- a new field in FetchRequest and BrokerHeartbeatRequest, which are sent all the time;
+- no field `throttle_time_ms` in BrokerHeartbeatResponse, which the current version still sends.
 """
 
 from __future__ import annotations
@@ -39,11 +37,11 @@ PATCHES = (
 
 
 def copy(root: Path, target: Path) -> None:
-    """The files that git knows, as they are now, and the wheels that images are made from."""
-    named = subprocess.run(
+    """Copy the files that git tracks, with local changes, and the wheels for images; CalledProcessError, OSError."""
+    files = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=root, check=True, capture_output=True
     )
-    for name in filter(None, named.stdout.decode().split("\0")):
+    for name in filter(None, files.stdout.decode().split("\0")):
         source = root / name
         if source.is_file() and not source.is_symlink():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -54,17 +52,17 @@ def copy(root: Path, target: Path) -> None:
 
 
 def patch(target: Path) -> None:
-    """Raises SystemExit when a place is not found: the sources have changed."""
+    """Apply the patches to the copy; SystemExit if the sources have changed so that a patch does not apply."""
     for name, pattern, text in PATCHES:
         file = target / name
         changed, count = re.subn(pattern, text, file.read_text(), count=1)
         if not count:
-            raise SystemExit(f"next_build: {name} has no {pattern!r}")
+            raise SystemExit(f"next_build: {name} does not match {pattern!r}; update PATCHES")
         file.write_text(changed)
 
 
 def keep_wheels(target: Path) -> None:
-    """They are still right: nothing that they follow from has changed but the version."""
+    """Mark the copied wheels as current. Of the files that they depend on, only the version has changed."""
     stamp = target / "build" / "wheels" / "service" / "made-from"
     if stamp.exists():
         files = "cat pyproject.toml requirements.lock tools/image_wheels.sh | cksum"
@@ -74,11 +72,13 @@ def keep_wheels(target: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """DIR must not be there yet, or be one that this made."""
+    """Create the build in the directory `arguments[0]`; SystemExit if that exists and is not an earlier build."""
     root, target = Path(__file__).resolve().parent.parent, Path(arguments[0])
     mark = target / ".next-build"
     if target.exists() and not mark.exists():
-        raise SystemExit(f"next_build: {target} is there already")
+        raise SystemExit(
+            f"next_build: {target} exists and is not an earlier build; remove it or choose another directory"
+        )
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     mark.touch()

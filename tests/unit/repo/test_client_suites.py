@@ -45,7 +45,7 @@ def load_tool(name: str) -> ModuleType:
     return module
 
 
-LOG_DIR_TOOL, SUITES = load_tool("kafka_folder_mesh"), load_tool("client_suites")
+LOG_DIR_TOOL, SUITES = load_tool("kafka_log_dir_cluster"), load_tool("client_suites")
 
 
 def write_properties(tmp_path: Path, listeners: str = "CONTROLLER://:9093,PLAINTEXT://:9092", meta: str = META) -> Path:
@@ -73,18 +73,18 @@ def metadata_log(first_offset: int) -> bytes:
 
 
 def test_log_dir_cluster_node_and_port_are_read_from_properties(tmp_path: Path) -> None:
-    assert LOG_DIR_TOOL.read_folder(write_properties(tmp_path)) == (tmp_path / "logs", CLUSTER, 1, 9092)
+    assert LOG_DIR_TOOL.read_log_dir(write_properties(tmp_path)) == (tmp_path / "logs", CLUSTER, 1, 9092)
 
 
 @pytest.mark.parametrize("listeners", ["CONTROLLER://:9093", "PLAINTEXT://:some"])
 def test_properties_without_client_port_are_rejected(tmp_path: Path, listeners: str) -> None:
-    with pytest.raises(LOG_DIR_TOOL.FolderError, match=r"server\.properties names no one folder and listener"):
-        LOG_DIR_TOOL.read_folder(write_properties(tmp_path, listeners))
+    with pytest.raises(LOG_DIR_TOOL.LogDirError, match=r"server\.properties must have log\.dirs with one directory"):
+        LOG_DIR_TOOL.read_log_dir(write_properties(tmp_path, listeners))
 
 
 def test_log_dir_without_cluster_id_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(LOG_DIR_TOOL.FolderError, match=r"meta\.properties does not say"):
-        LOG_DIR_TOOL.read_folder(write_properties(tmp_path, meta="version=1\n"))
+    with pytest.raises(LOG_DIR_TOOL.LogDirError, match=r"meta\.properties must have cluster\.id and node\.id"):
+        LOG_DIR_TOOL.read_log_dir(write_properties(tmp_path, meta="version=1\n"))
 
 
 def test_metadata_log_without_leader_change_is_completed() -> None:
@@ -121,7 +121,7 @@ def test_only_metadata_log_is_moved(tmp_path: Path) -> None:
 
 
 def test_nodes_have_cluster_id_and_broker_has_log_dir(tmp_path: Path) -> None:
-    log_dir, home = LOG_DIR_TOOL.read_folder(write_properties(tmp_path)), tmp_path / "home"
+    log_dir, home = LOG_DIR_TOOL.read_log_dir(write_properties(tmp_path)), tmp_path / "home"
     controller = NodeInfo("controller-1", Role.CONTROLLER, 1001, "r", grpc="127.0.0.1:1")
     assert LOG_DIR_TOOL.properties(controller, log_dir, home) == {
         "cluster.id": CLUSTER,
@@ -134,7 +134,7 @@ def test_nodes_have_cluster_id_and_broker_has_log_dir(tmp_path: Path) -> None:
         "metadata.log.dir": str(home / "broker"),
         "advertised.listeners": "MESH://127.0.0.1:2,KAFKA://localhost:9092",
     }
-    with pytest.raises(LOG_DIR_TOOL.FolderError, match="is of node 7"):
+    with pytest.raises(LOG_DIR_TOOL.LogDirError, match="belongs to node 7"):
         LOG_DIR_TOOL.properties(broker, log_dir._replace(node_id=7), home)
 
 
@@ -155,7 +155,7 @@ DEFINITION = """
 def test_stages_are_parsed_from_source_of_the_suite() -> None:
     first, second = SUITES.stages(DEFINITION)
     assert (first.name, second.name) == ("vi6:testBindToPort", "nv3:testHardcodedCorrelationId")
-    (stage,) = json.loads(first.told)
+    (stage,) = json.loads(first.selection)
     assert (stage["slug"], stage["title"]) == ("vi6", "testBindToPort")
     assert all(stage.values())  # kafka-tester rejects empty values
 
@@ -163,12 +163,12 @@ def test_stages_are_parsed_from_source_of_the_suite() -> None:
 def test_suite_does_not_start_with_existing_files_or_used_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SUITES, "SHARED", tmp_path)
     monkeypatch.setattr(SUITES.ports, "is_free", lambda port: port == SUITES.PORT)
-    SUITES._check_nobody_is_there()
+    SUITES._check_unused()
     (tmp_path / "kraft-combined-logs").mkdir()
-    with pytest.raises(SUITES.SuiteError, match=r"kraft-combined-logs is there$"):
-        SUITES._check_nobody_is_there()
+    with pytest.raises(SUITES.SuiteError, match=r"kraft-combined-logs exists$"):
+        SUITES._check_unused()
     monkeypatch.setattr(SUITES.ports, "is_free", lambda port: False)
-    with pytest.raises(SUITES.SuiteError, match="kraft-combined-logs is there, port 9092 is taken"):
+    with pytest.raises(SUITES.SuiteError, match="kraft-combined-logs exists, port 9092 is in use"):
         SUITES._run_tester(tmp_path, "", tmp_path / "log")
     assert (tmp_path / "kraft-combined-logs").exists()
 
@@ -178,4 +178,4 @@ def test_unlisted_failures_and_listed_passes_are_problems() -> None:
     assert SUITES.problems(outcomes, SUITES.Lists({}, {"a:*": "a reason"})) == []
     assert SUITES.problems(outcomes, SUITES.Lists({}, {})) == ["fails: a:one\nwhy"]
     listed = SUITES.Lists({}, {"a:one": "a reason", "b:two": "an old reason"})
-    assert SUITES.problems(outcomes, listed) == ["is listed as failing and does not: b:two"]
+    assert SUITES.problems(outcomes, listed) == ["listed in [fails] but does not fail: b:two"]
