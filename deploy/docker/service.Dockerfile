@@ -62,27 +62,30 @@ STOPSIGNAL SIGTERM
 FROM runtime AS metadata_controller
 LABEL kipmesh.service="metadata_controller"
 EXPOSE 9093 9404
-HEALTHCHECK --interval=3s --timeout=5s --start-period=60s --retries=3 CMD ["python", "-m", "kipmesh.node.health",
-"9404"] ENTRYPOINT ["python", "-m", "kipmesh_metadata_controller"] CMD ["--config-file",
-"/etc/kipmesh/controller.properties"]
+HEALTHCHECK --interval=3s --timeout=5s --start-period=60s --retries=3 CMD ["python", "-m", "kipmesh.node.health", "9404"]
+ENTRYPOINT ["python", "-m", "kipmesh_metadata_controller"]
+CMD ["--config-file", "/etc/kipmesh/controller.properties"]
 
 FROM runtime AS leader
 LABEL kipmesh.service="leader"
 EXPOSE 9092 9094 9095 9096 9404
-HEALTHCHECK --interval=3s --timeout=5s --start-period=60s --retries=3 CMD ["python", "-m", "kipmesh.node.health",
-"9404"] ENTRYPOINT ["python", "-m", "kipmesh_leader"] CMD ["--config-file", "/etc/kipmesh/broker.properties"]
+HEALTHCHECK --interval=3s --timeout=5s --start-period=60s --retries=3 CMD ["python", "-m", "kipmesh.node.health", "9404"]
+ENTRYPOINT ["python", "-m", "kipmesh_leader"]
+CMD ["--config-file", "/etc/kipmesh/broker.properties"]
 
 FROM runtime AS follower
 LABEL kipmesh.service="follower"
 EXPOSE 9092 9094 9095 9096 9404
-HEALTHCHECK --interval=3s --timeout=5s --start-period=60s --retries=3 CMD ["python", "-m", "kipmesh.node.health",
-"9404"] ENTRYPOINT ["python", "-m", "kipmesh_follower"] CMD ["--config-file", "/etc/kipmesh/broker.properties"]
+HEALTHCHECK --interval=3s --timeout=5s --start-period=60s --retries=3 CMD ["python", "-m", "kipmesh.node.health", "9404"]
+ENTRYPOINT ["python", "-m", "kipmesh_follower"]
+CMD ["--config-file", "/etc/kipmesh/broker.properties"]
 
 FROM runtime AS consumer
 LABEL kipmesh.service="consumer"
 EXPOSE 8080
-HEALTHCHECK --interval=3s --timeout=5s --start-period=60s --retries=3 CMD ["python", "-m", "kipmesh.node.health",
-"8080"] ENTRYPOINT ["python", "-m", "kipmesh_consumer"] CMD ["--config-file", "/etc/kipmesh/consumer.properties"]
+HEALTHCHECK --interval=3s --timeout=5s --start-period=60s --retries=3 CMD ["python", "-m", "kipmesh.node.health", "8080"]
+ENTRYPOINT ["python", "-m", "kipmesh_consumer"]
+CMD ["--config-file", "/etc/kipmesh/consumer.properties"]
 
 # A cluster in one process, for tests: see kipmesh.testing.containers.
 FROM runtime AS single

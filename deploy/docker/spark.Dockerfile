@@ -41,8 +41,7 @@ RUN set -eu; if ! command -v java >/dev/null 2>&1; then \
     fi; \
     java -version; \
     grep -q ^kipmesh: /etc/passwd || { \
-      echo "kipmesh:x:10001:10001:kipmesh:/var/lib/kipmesh:/sbin/nologin" >>/etc/passwd; echo "kipmesh:x:10001:"
-      >>/etc/group; }
+      echo "kipmesh:x:10001:10001:kipmesh:/var/lib/kipmesh:/sbin/nologin" >>/etc/passwd; echo "kipmesh:x:10001:" >>/etc/group; }
 ARG VERSION=unknown
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="kipmesh spark" \
