@@ -1,4 +1,4 @@
-"""The edge to gRPC: what goes over the wire comes out the same, and what is broken stays outside."""
+"""gRPC client and server: unary and streaming calls, errors, and invalid messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT = 1 << 20
 
 
 class Echo:
-    """Answers a fetch with `max_bytes` bytes after `max_wait_ms`; fails when asked for session 13."""
+    """Returns `max_bytes` bytes for a fetch after `max_wait_ms`. Fails for session 13."""
 
     def __init__(self) -> None:
         self.contexts: list[RequestContext] = []
@@ -48,12 +48,12 @@ async def served() -> AsyncIterator[tuple[Echo, str]]:
 
 @pytest.fixture
 async def pool() -> AsyncIterator[ConnectionPool]:
-    it = ConnectionPool("tester")
-    yield it
-    await it.close()
+    connections = ConnectionPool("tester")
+    yield connections
+    await connections.close()
 
 
-async def test_unary_stream_and_kept_stream_give_the_same(served: tuple[Echo, str], pool: ConnectionPool) -> None:
+async def test_unary_and_streaming_calls_return_same_response(served: tuple[Echo, str], pool: ConnectionPool) -> None:
     echo, address = served
     connection = pool.get(address)
     assert pool.get(address) is connection
@@ -69,7 +69,9 @@ async def test_unary_stream_and_kept_stream_give_the_same(served: tuple[Echo, st
     assert {context.client_id for context in echo.contexts} == {"tester"}
 
 
-async def test_what_is_not_served_is_a_transport_error(served: tuple[Echo, str], pool: ConnectionPool) -> None:
+async def test_unserved_failed_and_late_calls_raise_transport_error(
+    served: tuple[Echo, str], pool: ConnectionPool
+) -> None:
     connection = pool.get(served[1])
     with pytest.raises(TransportError, match="UNIMPLEMENTED"):
         await connection.call("Broker", "Produce", m.ProduceRequest(), 60)
@@ -81,10 +83,10 @@ async def test_what_is_not_served_is_a_transport_error(served: tuple[Echo, str],
     assert (await connection.call("Broker", "Fetch", m.FetchRequest(max_bytes=1), 60)).error_code == 0
 
 
-async def test_what_cannot_be_said_is_not_sent(served: tuple[Echo, str], pool: ConnectionPool) -> None:
+async def test_request_that_cannot_be_encoded_is_not_sent(served: tuple[Echo, str], pool: ConnectionPool) -> None:
     connection = pool.get(served[1])
-    textual = m.FetchRequest(session_id="x")  # type: ignore[arg-type]
-    for request in (m.FetchRequest(rack_id="\udcff"), m.FetchRequest(max_bytes=2**40), textual):
+    wrong_type = m.FetchRequest(session_id="x")  # type: ignore[arg-type]
+    for request in (m.FetchRequest(rack_id="\udcff"), m.FetchRequest(max_bytes=2**40), wrong_type):
         with pytest.raises(KafkaError, match="INVALID_REQUEST: Fetch request cannot be encoded"):
             await connection.call("Broker", "Fetch", request, 60)
         with pytest.raises(KafkaError, match="INVALID_REQUEST"):
@@ -92,7 +94,7 @@ async def test_what_cannot_be_said_is_not_sent(served: tuple[Echo, str], pool: C
     assert not served[0].contexts
 
 
-async def test_an_answer_that_is_none_is_a_transport_error(pool: ConnectionPool) -> None:
+async def test_response_that_cannot_be_decoded_raises_transport_error(pool: ConnectionPool) -> None:
     async def nonsense(data: bytes, context: object) -> bytes:
         return b"\xff" * 20
 
@@ -106,16 +108,14 @@ async def test_an_answer_that_is_none_is_a_transport_error(pool: ConnectionPool)
     await server.stop(0)
 
 
-async def test_nobody_there_is_said_at_once(pool: ConnectionPool) -> None:
+async def test_call_to_closed_port_fails_immediately(pool: ConnectionPool) -> None:
     with pytest.raises(TransportError, match="UNAVAILABLE"):
         await pool.get("127.0.0.1:1").call("Broker", "Fetch", m.FetchRequest(), 60)
     with pytest.raises(TransportError):
         await pool.get("127.0.0.1:1").fetch(m.FetchRequest(), 60)
 
 
-async def test_malformed_and_oversized_messages_leave_the_server_alive(
-    served: tuple[Echo, str], pool: ConnectionPool
-) -> None:
+async def test_server_survives_malformed_and_oversized_messages(served: tuple[Echo, str], pool: ConnectionPool) -> None:
     address, codes = served[1], set()
     async with grpc.aio.insecure_channel(address) as channel:
         raw = channel.unary_unary("/kipmesh.v1.Broker/Fetch")
@@ -136,11 +136,11 @@ async def test_malformed_and_oversized_messages_leave_the_server_alive(
 
 
 @pytest.mark.parametrize("steps", range(12))
-async def test_a_stream_dropped_at_any_moment_of_its_opening_ends_the_exchange(
+async def test_stream_cancelled_while_opening_ends_exchange(
     served: tuple[Echo, str], pool: ConnectionPool, steps: int
 ) -> None:
     connection = pool.get(served[1])
-    await connection.call("Broker", "Fetch", m.FetchRequest(max_bytes=1), 60)  # connected
+    await connection.call("Broker", "Fetch", m.FetchRequest(max_bytes=1), 60)  # opens the connection
     stream = connection.fetch_stream("Broker")
     running = asyncio.create_task(stream.exchange(m.FetchRequest(max_wait_ms=200_000, max_bytes=1), 200))
     for _ in range(steps):
@@ -151,7 +151,7 @@ async def test_a_stream_dropped_at_any_moment_of_its_opening_ends_the_exchange(
             await running
 
 
-async def test_a_dropped_stream_ends_the_exchange_and_not_its_task(
+async def test_cancelled_stream_ends_exchange_without_cancelling_task(
     served: tuple[Echo, str], pool: ConnectionPool
 ) -> None:
     stream = pool.get(served[1]).fetch_stream("Broker")
@@ -173,8 +173,8 @@ async def test_a_dropped_stream_ends_the_exchange_and_not_its_task(
     assert late.value.timed_out
 
 
-class Listening(Echo):
-    """Is told of the end of streams."""
+class StreamEcho(Echo):
+    """An echo handler that records the end of streams."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,8 +184,8 @@ class Listening(Echo):
         self.ended.put_nowait(context.stream)
 
 
-async def test_the_end_of_each_stream_is_told_however_it_ends() -> None:
-    echo = Listening()
+async def test_server_reports_end_of_stream_for_every_cause() -> None:
+    echo = StreamEcho()
     server = Server(pipeline_of({"Broker": echo}))
     port = await server.start("127.0.0.1", 0)
     pools = [ConnectionPool("one"), ConnectionPool("two")]
@@ -204,12 +204,12 @@ async def test_the_end_of_each_stream_is_told_however_it_ends() -> None:
     async with asyncio.timeout(60):
         streams[0].cancel()
         assert await echo.ended.get() == numbers[0]
-        await pools[1].close()  # the connection, with a stream that rests
+        await pools[1].close()  # closes the connection with an idle stream
         assert await echo.ended.get() == numbers[2]
         running = asyncio.create_task(streams[1].exchange(m.FetchRequest(max_wait_ms=200_000), 200))
-        asked = len(echo.contexts)
-        await until(lambda: len(echo.contexts) > asked)
-        await pools[0].close()  # while a request is answered
+        before = len(echo.contexts)
+        await until(lambda: len(echo.contexts) > before)
+        await pools[0].close()  # during a request
         assert await echo.ended.get() == numbers[1]
         with pytest.raises((TransportError, asyncio.CancelledError)):
             await running
@@ -217,17 +217,17 @@ async def test_the_end_of_each_stream_is_told_however_it_ends() -> None:
     await server.stop(0)
 
 
-async def test_a_port_in_use_is_one_clear_line(served: tuple[Echo, str]) -> None:
+async def test_used_port_raises_port_in_use_error(served: tuple[Echo, str]) -> None:
     port = int(served[1].rpartition(":")[2])
     with pytest.raises(PortInUseError, match=rf"cannot listen on 127.0.0.1:{port}"):
         await Server(pipeline_of({"Broker": Echo()})).start("127.0.0.1", port)
 
 
-async def test_health_and_reflection_are_on(served: tuple[Echo, str]) -> None:
+async def test_server_serves_health_and_reflection(served: tuple[Echo, str]) -> None:
     async with grpc.aio.insecure_channel(served[1]) as channel:
         health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
         assert health.status == health_pb2.HealthCheckResponse.SERVING
-        ask = reflection_pb2.ServerReflectionRequest(list_services="")
-        answers = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([ask]), timeout=60)
-        names = {service.name async for answer in answers for service in answer.list_services_response.service}
+        request = reflection_pb2.ServerReflectionRequest(list_services="")
+        responses = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([request]), timeout=60)
+        names = {service.name async for response in responses for service in response.list_services_response.service}
     assert {"kipmesh.v1.Broker", "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"} <= names

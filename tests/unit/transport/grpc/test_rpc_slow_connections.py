@@ -1,4 +1,4 @@
-"""Connections that take long to open: where everything is slow, they are opened all the same."""
+"""gRPC connections over a network with a long round-trip time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kipmesh.transport.pipeline import pipeline_of
 from kipmesh_chaos.links import Links
 
 DELAY_S = 0.5
-"""Each way; a connection is open after three of them, at least."""
+"""Delay per direction. Opening a connection takes at least three of them."""
 
 
 class Broker:
@@ -17,7 +17,7 @@ class Broker:
         return m.FetchResponse(session_id=request.session_id)
 
 
-async def test_a_slow_network_is_a_network() -> None:
+async def test_client_connects_over_slow_network() -> None:
     server, pool = Server(pipeline_of({"Broker": Broker()}), 1 << 20), ConnectionPool("tester")
     port = await server.start("127.0.0.1", 0)
     await server.set_serving(True)
@@ -25,7 +25,7 @@ async def test_a_slow_network_is_a_network() -> None:
         address = await links.address("client", "broker", f"127.0.0.1:{port}")
         links.delay([("client", "broker"), ("broker", "client")], DELAY_S)
         request = m.FetchRequest(session_id=7)
-        answer = await pool.get(address).call("Broker", "Fetch", request, 60, wait_for_ready=True)
-        assert answer.session_id == 7
+        response = await pool.get(address).call("Broker", "Fetch", request, 60, wait_for_ready=True)
+        assert response.session_id == 7
         await pool.close()
     await server.stop(0)

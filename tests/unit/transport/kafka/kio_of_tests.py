@@ -1,4 +1,4 @@
-"""Random messages, and comparison with kio, which was made from Kafka's own schemas."""
+"""Random messages, and comparison with kio, whose classes are generated from Kafka's schemas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RANGES = {"int8": 7, "int16": 15, "uint16": 16, "int32": 31, "uint32": 32, "int
 
 
 def random_value(source: random.Random, of: type[Message], version: int, size: int = 3) -> Any:
-    """A message whose fields that the version has are random, the others at their defaults."""
+    """Return a message with random values for the fields of a version and defaults for the others."""
     values = {}
     for each in of.message_fields:
         if version in each.versions:
@@ -35,11 +35,11 @@ def _field(source: random.Random, each: Field, version: int, size: int) -> Any:
     if isinstance(each.type, Array):
         of = each.type.of
         number = source.choice((0, 1, size, 130 if isinstance(of, str) else size))
-        return tuple([_one(source, each.name, of, version, size) for _ in range(number)])
-    return _one(source, each.name, each.type, version, size)
+        return tuple([_item(source, each.name, of, version, size) for _ in range(number)])
+    return _item(source, each.name, each.type, version, size)
 
 
-def _one(source: random.Random, name: str, of: Any, version: int, size: int) -> Any:
+def _item(source: random.Random, name: str, of: Any, version: int, size: int) -> Any:
     if is_message(of):
         return random_value(source, of, version, size)
     if of == "string":
@@ -60,34 +60,36 @@ def _one(source: random.Random, name: str, of: Any, version: int, size: int) -> 
 
 
 def entity_type(api: Api, version: int, *, is_request: bool) -> Any:
-    """Kio's class of a message."""
+    """Return the class of kio for a message."""
     assert api.key is not None
     kind: Literal[EntityType.request, EntityType.response]
     kind = EntityType.request if is_request else EntityType.response
     module = load_payload_module(api.key, version, kind)
     return next(
-        one
-        for one in vars(module).values()
-        if isinstance(one, type) and getattr(one, "__type__", None) is kind and one.__module__ == module.__name__
+        entity
+        for entity in vars(module).values()
+        if isinstance(entity, type)
+        and getattr(entity, "__type__", None) is kind
+        and entity.__module__ == module.__name__
     )
 
 
 def parse(entity: Any, data: bytes) -> Any:
-    """What kio reads; all of it must be read."""
+    """Decode all of `data` with kio."""
     value, size = entity_reader(entity)(data, 0)
     assert size == len(data), f"kio read {size} of {len(data)} bytes"
     return value
 
 
 def serialize(value: Any) -> bytes:
-    """What kio writes."""
+    """Encode a message with kio."""
     out = io.BytesIO()
     entity_writer(type(value))(out, value)
     return out.getvalue()
 
 
 def plain(value: Any) -> Any:
-    """Kio's values as ours."""
+    """Convert a value of kio to the type of this code base."""
     if isinstance(value, ErrorCode):
         return value.value
     if isinstance(value, datetime.timedelta):
@@ -100,22 +102,22 @@ def plain(value: Any) -> Any:
 
 
 def assert_same(ours: Any, of: type[Message], theirs: Any, version: int) -> None:
-    """Compare the fields that the version has, by their names."""
+    """Compare the fields of a version by name."""
     for each in of.message_fields:
         if version not in each.versions:
             continue
         name = each.name
         name = name if hasattr(theirs, name) else name.removesuffix("_ms")
-        mine, other = getattr(ours, each.name), getattr(theirs, name)
+        our_value, kio_value = getattr(ours, each.name), getattr(theirs, name)
         inner = item_type(each)
-        if is_message(inner) and mine is not None and other is not None:
-            pairs = zip(mine, other, strict=True) if isinstance(each.type, Array) else [(mine, other)]
-            for one, another in pairs:
-                assert_same(one, inner, another, version)
-        elif isinstance(each.type, Array) and mine is not None:
-            assert [plain(one) for one in other] == list(mine), each.name
+        if is_message(inner) and our_value is not None and kio_value is not None:
+            pairs = zip(our_value, kio_value, strict=True) if isinstance(each.type, Array) else [(our_value, kio_value)]
+            for our_item, kio_item in pairs:
+                assert_same(our_item, inner, kio_item, version)
+        elif isinstance(each.type, Array) and our_value is not None:
+            assert [plain(item) for item in kio_value] == list(our_value), each.name
         else:
-            found = plain(other)
-            if inner == "uuid" and found is None:
-                found = b""
-            assert found == mine, each.name
+            converted = plain(kio_value)
+            if inner == "uuid" and converted is None:
+                converted = b""
+            assert converted == our_value, each.name

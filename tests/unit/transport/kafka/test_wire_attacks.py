@@ -1,4 +1,4 @@
-"""Clients that hold what others need: memory by promises, responses not taken, handshakes that never end."""
+"""Clients that hold shared resources: announced requests, unread responses, and unfinished handshakes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ENDED = "kipmesh_wire_connections_ended_total"
 
 async def _is_served(wire: Wire) -> None:
     client = await wire.connect()
-    client.send(frame(ECHO, 1, "honest"))
-    assert await client.text() == (1, "honest/me/KAFKA")
+    client.send(frame(ECHO, 1, "normal"))
+    assert await client.text() == (1, "normal/me/KAFKA")
 
 
-# --- memory of requests
+# -- memory of requests
 
 
-async def test_lengths_alone_hold_little_memory() -> None:
+async def test_frame_length_without_data_reserves_little_memory() -> None:
     limits = LIMITS._replace(request_bytes_max=100 << 20, queued_bytes_max=1 << 20, other_request_bytes_max=100 << 20)
     async with listening(limits) as wire:
         for index in range(20):
@@ -41,7 +41,7 @@ async def test_lengths_alone_hold_little_memory() -> None:
         await _is_served(wire)
 
 
-async def test_large_requests_that_all_wait_for_each_other_are_carried_out() -> None:
+async def test_large_requests_that_wait_for_memory_complete() -> None:
     limits = LIMITS._replace(request_bytes_max=8 << 20, queued_bytes_max=256 << 10)
     async with listening(limits) as wire:
         clients = [await wire.connect() for _ in range(6)]
@@ -56,8 +56,8 @@ async def test_large_requests_that_all_wait_for_each_other_are_carried_out() -> 
             assert wire.server.memory.bytes_used <= (256 << 10) + 2 * (3 << 20)
 
 
-async def test_the_least_memory_is_enough_for_any_request() -> None:
-    """With less than what is read at once, the beginning of a request could hold all of it, and wait for itself."""
+async def test_minimum_request_memory_suffices_for_any_request() -> None:
+    """With less memory than one read, the start of a request could hold all memory and wait for itself."""
     assert QUEUED_REQUEST_BYTES_MIN >= 2 * STAGING_BYTES
     limits = LIMITS._replace(request_bytes_max=8 << 20, queued_bytes_max=QUEUED_REQUEST_BYTES_MIN)
     async with listening(limits) as wire:
@@ -69,24 +69,24 @@ async def test_the_least_memory_is_enough_for_any_request() -> None:
                 assert (await client.text())[0] == index
 
 
-def test_less_memory_than_one_read_is_refused() -> None:
+def test_request_memory_below_one_read_is_refused() -> None:
     with pytest.raises(InvalidConfigError, match=r"queued\.max\.request\.bytes.*greater than or equal to 131072"):
         WireConfig.parse({"queued.max.request.bytes": "131071"})
     assert WireConfig.parse({"queued.max.request.bytes": "131072"}).queued_max_request_bytes == QUEUED_REQUEST_BYTES_MIN
 
 
-async def test_who_sends_byte_by_byte_goes_when_others_wait_for_the_memory() -> None:
+async def test_slow_sender_is_closed_when_others_wait_for_memory() -> None:
     async with listening(LIMITS._replace(queued_bytes_max=100_000)) as wire:
         slow = await wire.connect()
         slow.send(frame(WRITE, 1, "slow", data=bytes(300_000))[:290_000])
         await until(lambda: wire.server.memory.bytes_used > 290_000)
         (connection,) = wire.connections
-        for _ in range(3):  # far longer than the limit, and nobody minds: nobody waits
-            wire.look_after(STALL_S * 0.9)
-            came_at = connection.active_at
+        for _ in range(3):  # longer than the limit, but no other request waits
+            wire.advance_and_check(STALL_S * 0.9)
+            active_at = connection.active_at
             slow.send(b"\0")
 
-            def was_active(before: float = came_at) -> bool:
+            def was_active(before: float = active_at) -> bool:
                 return connection.active_at > before
 
             await until(was_active)
@@ -94,36 +94,36 @@ async def test_who_sends_byte_by_byte_goes_when_others_wait_for_the_memory() -> 
         other = await wire.connect()
         other.send(frame(ECHO, 1, "other"))
         await until(lambda: wire.server.memory.waiting == 1)
-        wire.look_after(0)
+        wire.advance_and_check(0)
         assert wire.count(ENDED, reason="stalled") == 1
         assert await slow.is_closed()
         assert await other.text() == (1, "other/me/KAFKA")
 
 
-async def test_who_holds_memory_behind_a_request_that_waits_goes_when_others_need_it() -> None:
+async def test_connection_with_queued_requests_is_closed_when_others_need_memory() -> None:
     async with listening(LIMITS._replace(queued_bytes_max=100_000)) as wire:
         patient, greedy = await wire.connect(), await wire.connect()
         patient.send(frame(ECHO, 1, "wait a"), frame(ECHO, 2, "small"))
         greedy.send(frame(ECHO, 1, "wait b"))
         greedy.send(*[frame(WRITE, index, f"{index}", data=bytes(30_000)) for index in range(2, 5)])
-        await until(lambda: wire.server.memory.bytes_used > 90_000 and len(wire.hand.begun) == 2)
-        wire.look_after(2 * STALL_S)  # longer than the limit, and nobody minds
+        await until(lambda: wire.server.memory.bytes_used > 90_000 and len(wire.handler.started) == 2)
+        wire.advance_and_check(2 * STALL_S)  # longer than the limit, but no other request waits
         assert wire.count(ENDED, reason="held") == 0
         large = await wire.connect()
         large.send(frame(WRITE, 1, "large", data=bytes(50_000)))
         await until(lambda: wire.server.memory.waiting == 1)
         assert wire.count(ENDED, reason="held") == 0
-        wire.look_after(0)
+        wire.advance_and_check(0)
         assert await large.text() == (1, "large/me/KAFKA")
         assert await greedy.is_closed()
         assert wire.count(ENDED, reason="held") == 1
-        assert wire.hand.cancelled == ["wait b"]
-        assert {"2", "3", "4"} <= set(wire.hand.begun)  # what was whole and writes is carried out
-        wire.hand.release("wait a")
+        assert wire.handler.cancelled == ["wait b"]
+        assert {"2", "3", "4"} <= set(wire.handler.started)  # complete writes are still handled
+        wire.handler.release("wait a")
         assert [await patient.text() for _ in range(2)] == [(1, "wait a/me/KAFKA"), (2, "small/me/KAFKA")]
 
 
-# --- responses that are not taken
+# -- unread responses
 
 
 def _transport_of(client: Client) -> asyncio.Transport:
@@ -132,7 +132,7 @@ def _transport_of(client: Client) -> asyncio.Transport:
     return transport
 
 
-async def _leaves_unread(wire: Wire, number: int, data: bytes) -> Client:
+async def _client_that_does_not_read(wire: Wire, number: int, data: bytes) -> Client:
     client: Client = await wire.connect()
     _transport_of(client).pause_reading()
     for index in range(number):
@@ -140,47 +140,47 @@ async def _leaves_unread(wire: Wire, number: int, data: bytes) -> Client:
     return client
 
 
-async def test_unread_responses_are_counted_until_their_clients_are_gone() -> None:
+async def test_unsent_response_bytes_are_counted_until_sent_or_aborted() -> None:
     limits = LIMITS._replace(request_bytes_max=64 << 20, queued_bytes_max=256 << 20, unsent_bytes_max=20 << 20)
     limits = limits._replace(other_request_bytes_max=64 << 20)
     async with listening(limits) as wire:
         assert wire.server.unsent.left == 20 << 20
         data = bytes(24 << 20)
-        client = await _leaves_unread(wire, 1, data)
+        client = await _client_that_does_not_read(wire, 1, data)
         await until(lambda: wire.server.unsent.is_short)
         assert wire.count("kipmesh_wire_unsent_response_bytes") == wire.server.unsent.bytes_used
         _transport_of(client).resume_reading()
         await client.response()
 
         def is_nothing_unsent() -> bool:
-            wire.look_after(0)  # the last bytes go without anybody being told
+            wire.advance_and_check(0)  # the transport does not report the last bytes
             return wire.server.unsent.bytes_used == 0
 
         await until(is_nothing_unsent)
-        gone = await _leaves_unread(wire, 1, data)
+        aborted = await _client_that_does_not_read(wire, 1, data)
         await until(lambda: wire.server.unsent.is_short)
-        gone.writer.transport.abort()
+        aborted.writer.transport.abort()
         await until(lambda: wire.server.unsent.bytes_used == 0)
 
 
-async def test_who_reads_byte_by_byte_goes_when_memory_is_short() -> None:
+async def test_slow_reader_is_closed_when_response_memory_is_short() -> None:
     limits = LIMITS._replace(request_bytes_max=64 << 20, queued_bytes_max=256 << 20, other_request_bytes_max=64 << 20)
     for unsent_bytes_max, is_ended in ((256 << 20, False), (16 << 20, True)):
         async with listening(limits._replace(unsent_bytes_max=unsent_bytes_max)) as wire:
-            client = await _leaves_unread(wire, 1, bytes(24 << 20))
+            client = await _client_that_does_not_read(wire, 1, bytes(24 << 20))
             await until(lambda: wire.server.unsent.bytes_used > 8 << 20)
-            for _ in range(3):  # some bytes each time, so that it is never quiet for long
-                wire.look_after(STALL_S * 0.6)
+            for _ in range(3):  # the client reads some bytes before each limit
+                wire.advance_and_check(STALL_S * 0.6)
                 if wire.count(ENDED, reason="slow"):
                     break
-                await _some_is_taken(wire, client)
+                await _read_some(wire, client)
             assert wire.count(ENDED, reason="slow") == is_ended
             client.writer.transport.abort()
             await until(lambda: wire.server.unsent.bytes_used == 0)
 
 
-async def _some_is_taken(wire: Wire, client: Client) -> None:
-    """Until the listener could send more."""
+async def _read_some(wire: Wire, client: Client) -> None:
+    """Read until the listener can send more."""
     loop = asyncio.get_running_loop()
     (connection,) = wire.connections
     transport = connection._socket
@@ -193,7 +193,7 @@ async def _some_is_taken(wire: Wire, client: Client) -> None:
                 await asyncio.sleep(0)
 
 
-# --- many small things in one request
+# -- many items in one request
 
 
 @pytest.mark.parametrize(
@@ -205,32 +205,34 @@ async def _some_is_taken(wire: Wire, client: Client) -> None:
     ],
     ids=["topics", "groups", "tags"],
 )
-def test_lists_have_a_limit_over_all_of_a_request(key: int, version: int, body: bytes) -> None:
+def test_request_with_too_many_items_is_malformed(key: int, version: int, body: bytes) -> None:
     with pytest.raises(MalformedError, match="items"):
         KAFKA_APIS[key].decode(memoryview(body), 0, version)
 
 
-def test_the_limit_of_items_counts_lists_within_lists() -> None:
-    one = struct.pack(">h1si", 1, b"t", 3) + struct.pack(">3i", 0, 1, 2)
-    body = struct.pack(">h1si", 1, b"g", 10) + 10 * one
+def test_item_limit_counts_nested_lists() -> None:
+    topic = struct.pack(">h1si", 1, b"t", 3) + struct.pack(">3i", 0, 1, 2)
+    body = struct.pack(">h1si", 1, b"g", 10) + 10 * topic
     request = KAFKA_APIS[9].decode(memoryview(body), 0, 1, 40)
     assert [len(topic.partition_indexes) for topic in request.topics] == 10 * [3]
     with pytest.raises(MalformedError, match="items"):
         KAFKA_APIS[9].decode(memoryview(body), 0, 1, 39)
 
 
-# --- TLS
+# -- TLS
 
 
 @pytest.fixture
 def contexts(tmp_path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    made = Authority.make("kipmesh")
-    made.issue("server", ["localhost", "127.0.0.1"]).write(tmp_path)
+    authority = Authority.make("kipmesh")
+    authority.issue("server", ["localhost", "127.0.0.1"]).write(tmp_path)
     files = TlsFiles(TlsPaths(tmp_path / "tls.crt", tmp_path / "tls.key", tmp_path / "ca.crt"))
     return ServerContext(files, client_auth="none").reloading(), client_context(files)
 
 
-async def test_connections_within_their_handshake_count(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+async def test_connections_in_tls_handshake_count_against_limit(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
     server, client = contexts
     limits = LIMITS._replace(connections_per_ip_max=3)
     async with listening(limits, server_ssl=server, client_ssl=client) as wire:
@@ -238,22 +240,22 @@ async def test_connections_within_their_handshake_count(contexts: tuple[ssl.SSLC
         await until(lambda: wire.server.counts.total == 3)
         assert await (await wire.connect_plain()).is_closed()
         assert wire.count("kipmesh_wire_connections_refused_total", limit="max.connections.per.ip") == 1
-        for each in silent:
-            each.writer.transport.abort()
+        for connection in silent:
+            connection.writer.transport.abort()
         await until(lambda: wire.server.counts.total == 0)
         await _is_served(wire)
 
 
-async def test_handshakes_that_take_too_long_end(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+async def test_slow_tls_handshakes_are_closed(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
     server, _ = contexts
     async with listening(LIMITS._replace(handshake_ms_max=200), server_ssl=server) as wire:
-        for each in [await wire.connect_plain() for _ in range(3)]:
-            assert await each.is_closed()
+        for client in [await wire.connect_plain() for _ in range(3)]:
+            assert await client.is_closed()
         assert wire.count(ENDED, reason="handshake") == 3
         await until(lambda: wire.server.counts.total == 0)
 
 
-async def test_what_is_no_handshake_ends_its_connection(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+async def test_plaintext_to_tls_listener_closes_connection(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
     server, client = contexts
     async with listening(LIMITS, server_ssl=server, client_ssl=client) as wire:
         plain = await wire.connect_plain()
@@ -262,37 +264,39 @@ async def test_what_is_no_handshake_ends_its_connection(contexts: tuple[ssl.SSLC
             while await plain.reader.read(100):
                 pass
         assert wire.count(ENDED, reason="handshake") == 1
-        gone = await wire.connect_plain()
-        gone.writer.transport.abort()
+        aborted = await wire.connect_plain()
+        aborted.writer.transport.abort()
         await until(lambda: wire.server.counts.total == 0)
         await _is_served(wire)
 
 
-async def test_requests_and_large_responses_by_tls(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+async def test_tls_listener_serves_large_responses_and_closes_slow_reader(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
     server, client = contexts
     limits = LIMITS._replace(request_bytes_max=8 << 20, queued_bytes_max=64 << 20)
     async with listening(limits, server_ssl=server, client_ssl=client) as wire:
-        one = await wire.connect()
+        reading = await wire.connect()
         data = bytes(range(256)) * (3 << 12)
         for index in range(5):
-            one.send(frame(ECHO, index, "a", data=data))
+            reading.send(frame(ECHO, index, "a", data=data))
         for index in range(5):
-            correlation_id, answer = await one.response()
-            assert (correlation_id, answer.endswith(data)) == (index, True)
-        slow = await _leaves_unread(wire, 6, data)
+            correlation_id, response = await reading.response()
+            assert (correlation_id, response.endswith(data)) == (index, True)
+        slow = await _client_that_does_not_read(wire, 6, data)
         await until(lambda: wire.server.unsent.bytes_used > 0)
-        await wire.goes_for_being("slow")
-        assert len(wire.hand.begun) < 11
+        await wire.wait_until_ended_as("slow")
+        assert len(wire.handler.started) < 11
         slow.writer.transport.abort()
         await until(lambda: wire.server.unsent.bytes_used == 0)
 
 
-# --- names
+# -- names
 
 
 @pytest.mark.parametrize("name", ["FindCoordinator", "DescribeGroups", "DeleteGroups", "JoinGroup", "OffsetFetch"])
-def test_requests_with_names_of_groups_are_small(name: str) -> None:
-    """Each name is hashed character by character."""
+def test_group_requests_have_small_size_limit(name: str) -> None:
+    """The limit bounds the time to hash group names, which takes time per character."""
     (api,) = [api for api in KAFKA_APIS.values() if api.name == name]
     assert api.request_bytes_max is not None
     assert api.request_bytes_max <= 4 << 20

@@ -1,4 +1,4 @@
-"""docs/wire.md lists the APIs that there are."""
+"""docs/wire.md lists all APIs and all reasons for closed connections."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from kipmesh.transport.kafka import metrics
 ROOT = Path(__file__).resolve().parents[4]
 
 
-def test_the_table_of_apis_is_current() -> None:
-    done = subprocess.run(
+def test_api_table_in_wire_docs_is_current() -> None:
+    check = subprocess.run(
         [sys.executable, "tools/gen_wire_docs.py", "--check"], cwd=ROOT, check=False, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
+    assert check.returncode == 0, check.stderr
 
 
-def test_reasons_for_which_connections_end_are_told_from_the_start_and_written_down() -> None:
-    folders = [ROOT / "kipmesh" / name for name in ("transport", "broker/handlers")]
-    source = "".join(path.read_text() for folder in folders for path in sorted(folder.rglob("*.py")))
+def test_connection_end_reasons_match_metric_and_docs() -> None:
+    directories = [ROOT / "kipmesh" / name for name in ("transport", "broker/handlers")]
+    source = "".join(path.read_text() for directory in directories for path in sorted(directory.rglob("*.py")))
     used = set(re.findall(r'(?:CloseConnection\(|RefusedError\(|\.end\(|\._reject\(|\.ended\[)\s*"([^"]+)"', source))
     assert {"held", "users not known", "acks-0", "size", "handshake", "fault"} <= used
     assert used == set(metrics.ENDED)

@@ -1,4 +1,4 @@
-"""Injected faults: which requests have them, and that their errors are where each version has them."""
+"""Injected faults: which requests they affect, and how each version encodes their errors."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from tests.unit.transport.kafka.kio_of_tests import entity_type, parse, plain, r
 
 CODE = ErrorCode.REQUEST_TIMED_OUT
 WITHOUT_FIELD = {("OffsetFetch", 1): False, ("DescribeLogDirs", 1): True, ("DescribeLogDirs", 2): True}
-"""Versions that have errors elsewhere only; True where there is no answer at all."""
+"""Versions without a field for this error. True: the API sends no response at all."""
 CASES = [
     pytest.param(api, version, id=f"{api.name}-v{version}")
     for api in KAFKA_APIS.values()
-    if api.name != "Metadata"  # answered as always, see below
+    if api.name != "Metadata"  # Metadata has no faults
     for version in range(api.versions.first, api.versions.last + 1)
 ]
 
 
 def _codes(entity: Any) -> list[int]:
-    """All fields called error_code."""
-    found = []
+    """Return the values of all fields named error_code."""
+    codes = []
     for name in getattr(entity, "__dataclass_fields__", ()):
         value = getattr(entity, name)
         if name == "error_code":
-            found.append(plain(value))
-        for one in value if isinstance(value, tuple) else [value]:
-            if is_dataclass(one):
-                found += _codes(one)
-    return found
+            codes.append(plain(value))
+        for item in value if isinstance(value, tuple) else [value]:
+            if is_dataclass(item):
+                codes += _codes(item)
+    return codes
 
 
 @pytest.mark.parametrize(("api", "version"), CASES)
-def test_an_error_is_where_the_version_has_it(api: Api, version: int) -> None:
+def test_error_response_encodes_error_in_every_version(api: Api, version: int) -> None:
     source = random.Random(f"{api.name} {version}")
-    answered = 0
+    encoded = 0
     for _ in range(10):
         request = random_value(source, api.request, version)
         response = api.error_response(request, CODE, None, version)
@@ -57,18 +57,20 @@ def test_an_error_is_where_the_version_has_it(api: Api, version: int) -> None:
         out = Out()
         api.response_codec(version).write(out, response)
         entity = parse(entity_type(api, version, is_request=False), b"".join((*out.parts, out)))
-        codes = [code for code in _codes(entity) if code or api.name != "Fetch"]  # its own one is the session's
+        codes = [
+            code for code in _codes(entity) if code or api.name != "Fetch"
+        ]  # the top-level error of Fetch is for sessions
         assert set(codes) <= {CODE}
-        answered += len(codes)
-    assert answered or WITHOUT_FIELD.get((api.name, version), False)
+        encoded += len(codes)
+    assert encoded or WITHOUT_FIELD.get((api.name, version), False)
 
 
 def _fault(**more: Any) -> InjectedFault:
     return InjectedFault(**{"api_name": "Heartbeat", "fault_error_code": CODE, "times": 1, **more})
 
 
-class _Handled:
-    """An API's handler that counts."""
+class _CountingHandler:
+    """A handler that counts its calls."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -78,61 +80,63 @@ class _Handled:
         return HeartbeatResponse()
 
 
-def _heartbeats(faults: Faults) -> tuple[_Handled, Any]:
-    handled = _Handled()
+def _heartbeats(faults: Faults) -> tuple[_CountingHandler, Any]:
+    handled = _CountingHandler()
     pipeline = Pipeline(dict.fromkeys(KAFKA_APIS.values(), handled), faults=faults)
 
-    async def ask(client_id: str = "app", name: str = "Heartbeat", request: Any = None) -> Any:
+    async def send(client_id: str = "app", name: str = "Heartbeat", request: Any = None) -> Any:
         api = find_api(name)
         context = RequestContext(client_id, "ipv4:127.0.0.1:1", version=api.versions.last)
         return await pipeline.handle(api, request or HeartbeatRequest("g"), context)
 
-    return handled, ask
+    return handled, send
 
 
-async def test_so_many_requests_of_one_client() -> None:
+async def test_fault_affects_given_number_of_requests_of_client() -> None:
     faults = Faults()
-    handled, ask = _heartbeats(faults)
+    handled, send = _heartbeats(faults)
     number = faults.add(_fault(times=2, client_id="app"))
-    assert (await ask("other")).error_code == 0
-    assert (await ask()).error_code == CODE
-    assert [(one.fault_id, one.times) for one in faults.all()] == [(number, 1)]
-    assert (await ask()).error_code == CODE
+    assert (await send("other")).error_code == 0
+    assert (await send()).error_code == CODE
+    assert [(fault.fault_id, fault.times) for fault in faults.all()] == [(number, 1)]
+    assert (await send()).error_code == CODE
     assert faults.all() == []
-    assert (await ask()).error_code == 0
+    assert (await send()).error_code == 0
     assert handled.count == 2
 
 
-async def test_delays_and_ends_of_connections() -> None:
+async def test_faults_delay_requests_and_drop_connections() -> None:
     faults = Faults()
-    handled, ask = _heartbeats(faults)
+    handled, send = _heartbeats(faults)
     faults.add(_fault(fault_error_code=0, delay_ms=80))
     faults.add(_fault(fault_error_code=0, drops_connection=True))
     began = time.monotonic()
-    assert (await ask()).error_code == 0
+    assert (await send()).error_code == 0
     assert time.monotonic() - began >= 0.079
     with pytest.raises(CloseConnection):
-        await ask()
+        await send()
     assert handled.count == 1
 
 
-async def test_a_fetch_of_a_session_is_made_full_first() -> None:
+async def test_fault_resets_fetch_session_before_failing_full_fetch() -> None:
     faults = Faults()
-    handled, ask = _heartbeats(faults)
+    handled, send = _heartbeats(faults)
     faults.add(_fault(api_name="Fetch"))
-    some = (random_value(random.Random(seed), FetchRequest, 17) for seed in range(100))
-    full = next(one for one in some if any(topic.partitions for topic in one.topics))
+    candidates = (random_value(random.Random(seed), FetchRequest, 17) for seed in range(100))
+    full = next(fetch for fetch in candidates if any(topic.partitions for topic in fetch.topics))
     full = full._replace(session_id=0, session_epoch=0)
-    going_on = full._replace(session_id=5, session_epoch=3, topics=())
-    assert await ask(name="Fetch", request=going_on) == FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+    incremental = full._replace(session_id=5, session_epoch=3, topics=())
+    assert await send(name="Fetch", request=incremental) == FetchResponse(
+        error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    )
     assert len(faults.all()) == 1
-    answer = await ask(name="Fetch", request=full)
-    assert answer.error_code == 0
-    assert {data.error_code for topic in answer.responses for data in topic.partitions} == {CODE}
+    response = await send(name="Fetch", request=full)
+    assert response.error_code == 0
+    assert {data.error_code for topic in response.responses for data in topic.partitions} == {CODE}
     assert handled.count == 0
 
 
-def test_what_is_refused() -> None:
+def test_invalid_faults_and_faults_above_limit_are_refused() -> None:
     faults = Faults()
     _heartbeats(faults)
     for bad in (
@@ -156,11 +160,11 @@ def test_what_is_refused() -> None:
     assert faults.clear() == FAULTS_MAX - 2
 
 
-async def test_a_client_that_goes_away_ends_the_delay() -> None:
+async def test_cancelled_request_ends_delay_of_fault() -> None:
     faults = Faults()
-    handled, ask = _heartbeats(faults)
+    handled, send = _heartbeats(faults)
     faults.add(_fault(fault_error_code=0, delay_ms=60_000))
-    task = asyncio.ensure_future(ask())
+    task = asyncio.ensure_future(send())
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

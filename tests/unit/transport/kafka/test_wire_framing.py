@@ -1,4 +1,4 @@
-"""Frames out of chunks, and the memory that they take."""
+"""Framer and RequestMemory: frames from chunks, and their memory limits."""
 
 from __future__ import annotations
 
@@ -47,41 +47,41 @@ sizes = st.one_of(st.integers(HEADER_BYTES_MIN, 60), st.sampled_from(SIZES))
 
 
 @given(st.lists(sizes, max_size=6), st.lists(st.integers(0, 4 * STAGING_BYTES), max_size=12), st.randoms())
-def test_any_chunks_of_the_bytes_give_the_same_frames(lengths: list[int], cuts: list[int], source: object) -> None:
+def test_framer_returns_same_frames_for_any_chunks(lengths: list[int], cuts: list[int], source: object) -> None:
     frames = [bytes([index + 1]) * length for index, length in enumerate(lengths)]
     assert _feed(Framer(bytearray(STAGING_BYTES), _takes_all, _all_of), _stream(frames), cuts) == frames
 
 
 @given(st.lists(sizes, min_size=1, max_size=6), st.lists(st.integers(0, 4 * STAGING_BYTES), max_size=12))
-def test_each_frame_is_asked_for_once_that_is_taken_and_in_order(lengths: list[int], cuts: list[int]) -> None:
-    asked: list[int] = []
-    turns = 0
+def test_framer_reserves_each_frame_once_in_order(lengths: list[int], cuts: list[int]) -> None:
+    reserved: list[int] = []
+    calls = 0
 
-    def every_second_time(size: int, _key: int, _wanted: int) -> bool:
-        nonlocal turns
-        turns += 1
-        if turns % 2:
+    def reserve_every_second_time(size: int, _key: int, _wanted: int) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls % 2:
             return False
-        asked.append(size)
+        reserved.append(size)
         return True
 
     frames = [bytes(length) for length in lengths]
-    assert _feed(Framer(bytearray(STAGING_BYTES), every_second_time, _all_of), _stream(frames), cuts) == frames
-    assert asked == lengths
+    assert _feed(Framer(bytearray(STAGING_BYTES), reserve_every_second_time, _all_of), _stream(frames), cuts) == frames
+    assert reserved == lengths
 
 
-def test_one_byte_at_a_time() -> None:
+def test_framer_accepts_single_bytes() -> None:
     frames = [b"\x00\x03" + bytes(20), b"\x00\x01" + bytes(70_000)]
     data = _stream(frames)
     assert _feed(Framer(bytearray(STAGING_BYTES), _takes_all, _all_of), data, list(range(30))) == frames
 
 
-def test_a_large_frame_is_received_in_place() -> None:
+def test_framer_receives_large_frame_in_place() -> None:
     framer = Framer(STAGING, _takes_all, _all_of)
     data = _stream([bytes(1 << 20)])
     framer.buffer()[:100] = data[:100]
     assert framer.received(100) == []
-    assert framer.granted == FIRST_BYTES  # its length alone is no reason to give it more
+    assert framer.granted == FIRST_BYTES  # a length without data gets no more memory
     assert len(framer.buffer()) == FIRST_BYTES - 96
     framer.buffer()[:] = data[100 : 4 + FIRST_BYTES]
     assert framer.received(FIRST_BYTES - 96) == []
@@ -90,24 +90,24 @@ def test_a_large_frame_is_received_in_place() -> None:
 
 
 @given(st.lists(sizes, max_size=4), st.lists(st.integers(0, 4 * STAGING_BYTES), max_size=12), st.randoms())
-def test_frames_are_the_same_when_there_is_seldom_room(lengths: list[int], cuts: list[int], source: Random) -> None:
-    asked = 0
+def test_framer_returns_same_frames_with_scarce_memory(lengths: list[int], cuts: list[int], source: Random) -> None:
+    calls = 0
 
-    def now_and_then(step: int, rest: int) -> int:
-        nonlocal asked
-        asked += 1
+    def grant_sometimes(step: int, rest: int) -> int:
+        nonlocal calls
+        calls += 1
         return source.choice((0, min(step, rest, source.randint(1, 30_000))))
 
     frames = [bytes([index + 1]) * length for index, length in enumerate(lengths)]
-    framer = Framer(bytearray(STAGING_BYTES), _takes_all, now_and_then)
+    framer = Framer(bytearray(STAGING_BYTES), _takes_all, grant_sometimes)
     assert _feed(framer, _stream(frames), cuts) == frames
-    assert asked or all(length <= STAGING_BYTES for length in lengths)
+    assert calls or all(length <= STAGING_BYTES for length in lengths)
     assert not framer.granted
 
 
-def test_bytes_that_come_while_there_is_no_room_are_not_lost() -> None:
-    room = [0, 0, 100_000, 0, 100_000]
-    framer = Framer(bytearray(STAGING_BYTES), _takes_all, lambda _step, rest: min(rest, room.pop(0)))
+def test_framer_keeps_bytes_while_memory_is_exhausted() -> None:
+    grants = [0, 0, 100_000, 0, 100_000]
+    framer = Framer(bytearray(STAGING_BYTES), _takes_all, lambda _step, rest: min(rest, grants.pop(0)))
     data = _stream([b"\1" * 150_000, b"\2" * 30])
     frames, at = [], 0
     while at < len(data):
@@ -122,7 +122,7 @@ def test_bytes_that_come_while_there_is_no_room_are_not_lost() -> None:
 
 
 @pytest.mark.parametrize("size", [-1, 0, HEADER_BYTES_MIN - 1, -(2**31)])
-def test_a_length_that_cannot_be_is_refused_after_the_frames_before_it(size: int) -> None:
+def test_framer_refuses_invalid_length_after_previous_frames(size: int) -> None:
     framer = Framer(bytearray(STAGING_BYTES), _takes_all, _all_of)
     data = _stream([bytes(12)]) + size.to_bytes(4, "big", signed=True) + bytes(20)
     view = framer.buffer()
@@ -135,7 +135,7 @@ def test_a_length_that_cannot_be_is_refused_after_the_frames_before_it(size: int
 
 
 @pytest.mark.parametrize("size", [-1, 0, HEADER_BYTES_MIN - 1])
-def test_such_a_length_is_refused_though_nothing_follows_it(size: int) -> None:
+def test_framer_refuses_invalid_length_without_following_bytes(size: int) -> None:
     framer = Framer(bytearray(STAGING_BYTES), _takes_all, _all_of)
     framer.buffer()[:4] = size.to_bytes(4, "big", signed=True)
     with pytest.raises(RefusedError) as caught:
@@ -144,12 +144,12 @@ def test_such_a_length_is_refused_though_nothing_follows_it(size: int) -> None:
 
 
 @given(st.lists(st.integers(0, 12), max_size=8), st.lists(st.integers(0, 120), max_size=12))
-def test_frames_without_headers_may_be_of_any_length(lengths: list[int], cuts: list[int]) -> None:
+def test_framer_accepts_any_length_without_header(lengths: list[int], cuts: list[int]) -> None:
     frames = [bytes([index + 1]) * length for index, length in enumerate(lengths)]
     assert _feed(Framer(bytearray(STAGING_BYTES), _takes_all, _all_of, 0), _stream(frames), cuts) == frames
 
 
-def test_what_may_not_be_taken_gets_no_memory() -> None:
+def test_framer_reserves_no_memory_for_refused_frame() -> None:
     def refuse(size: int, key: int, _wanted: int) -> bool:
         assert (size, key) == (2**31 - 1, 7)
         raise RefusedError("size", "too large")
@@ -161,10 +161,10 @@ def test_what_may_not_be_taken_gets_no_memory() -> None:
     assert not framer.is_within_frame
 
 
-# --- memory
+# -- memory
 
 
-def test_those_who_wait_for_memory_are_let_in_in_their_order() -> None:
+def test_request_memory_serves_waiters_in_order() -> None:
     memory = RequestMemory(100)
     order: list[str] = []
 
@@ -180,7 +180,7 @@ def test_those_who_wait_for_memory_are_let_in_in_their_order() -> None:
     assert memory.reserve(90)
     assert not memory.reserve(60)
     memory.wait(waiter("large", 60))
-    assert not memory.reserve(5)  # there is room, but somebody was before
+    assert not memory.reserve(5)  # enough memory is free, but an earlier request waits
     memory.wait(waiter("small", 5))
     memory.release(30)
     assert order == []
@@ -190,27 +190,27 @@ def test_those_who_wait_for_memory_are_let_in_in_their_order() -> None:
     assert memory.waiting == 0
 
 
-def test_one_request_alone_always_has_room_and_who_leaves_lets_others_in() -> None:
+def test_request_memory_admits_single_large_request_and_skips_cancelled_waiter() -> None:
     memory = RequestMemory(100)
     assert memory.reserve(1000)
-    entered: list[int] = []
+    admitted: list[int] = []
 
     def never() -> None:
         memory.wait(never)
 
     def second() -> None:
         assert memory.reserve(10)
-        entered.append(10)
+        admitted.append(10)
 
     memory.wait(never)
     memory.wait(second)
     memory.release(1000)
-    assert entered == []
+    assert admitted == []
     memory.cancel_wait(never)
-    assert entered == [10]
+    assert admitted == [10]
 
 
-def test_those_within_a_frame_go_on_before_others_begin_and_one_passes_the_limit() -> None:
+def test_request_memory_prefers_started_frames_and_lets_one_exceed_limit() -> None:
     memory = RequestMemory(100)
     order: list[str] = []
 
@@ -220,29 +220,29 @@ def test_those_within_a_frame_go_on_before_others_begin_and_one_passes_the_limit
         else:
             memory.wait(begin)
 
-    def go_on() -> None:
+    def extend_frame() -> None:
         got = memory.extend(10, 500)
         if got:
             order.append(f"second {got}")
         else:
-            memory.wait(go_on, is_within_frame=True)
+            memory.wait(extend_frame, is_within_frame=True)
 
     assert memory.reserve(60)
     assert memory.reserve(40)
     begin()
-    assert memory.extend(10, 300) == 300  # all wait: the first gets all that it needs
-    go_on()
+    assert memory.extend(10, 300) == 300  # all requests wait: the first gets all that it needs
+    extend_frame()
     assert memory.waiting == 2
     assert memory.extend(10, 20) == 0
     memory.release(350)
     assert memory.bytes_used == 50 + 10 + 10
     assert order == ["second 10", "new"]
-    memory.wait(go_on, is_within_frame=True)
-    memory.cancel_wait(go_on)
+    memory.wait(extend_frame, is_within_frame=True)
+    memory.cancel_wait(extend_frame)
     assert memory.waiting == 0
 
 
-def test_connections_are_counted_in_all_and_by_address() -> None:
+def test_connection_counts_limit_total_and_address() -> None:
     counts = ConnectionCounts(3, 2)
     assert [counts.add("a"), counts.add("a"), counts.add("a")] == ["", "", "max.connections.per.ip"]
     assert [counts.add("b"), counts.add("b")] == ["", "max.connections"]

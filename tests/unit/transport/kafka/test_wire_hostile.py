@@ -1,4 +1,4 @@
-"""Bytes that are no messages: every API and version says so, and nothing else happens."""
+"""Decoders of all APIs and versions accept mutated and random bytes or raise MalformedError."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _mutated(source: random.Random, data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("api", CASES)
-def test_mutated_requests_are_requests_or_malformed(api: Api) -> None:
+def test_mutated_requests_decode_or_are_malformed(api: Api) -> None:
     source = random.Random(api.name)
     for version in range(api.versions.first, api.versions.last + 1):
         codec = api.request_codec(version)
@@ -51,7 +51,7 @@ def test_mutated_requests_are_requests_or_malformed(api: Api) -> None:
 
 
 @pytest.mark.parametrize("api", CASES)
-def test_random_bytes_are_requests_or_malformed(api: Api) -> None:
+def test_random_bytes_decode_or_are_malformed(api: Api) -> None:
     source = random.Random(api.name)
     for _ in range(300):
         version = source.randint(*api.versions)
@@ -59,7 +59,7 @@ def test_random_bytes_are_requests_or_malformed(api: Api) -> None:
             api.decode(memoryview(source.randbytes(source.randrange(64))), 0, version)
 
 
-def test_random_headers_are_headers_or_malformed() -> None:
+def test_random_headers_decode_or_are_malformed() -> None:
     source = random.Random(1)
     read = 0
     for _ in range(5000):
@@ -83,7 +83,7 @@ def test_random_headers_are_headers_or_malformed() -> None:
         (10, b"\x02\0"),
     ],
 )
-def test_a_list_that_cannot_be_there_takes_no_memory(version: int, data: bytes) -> None:
+def test_list_with_impossible_length_is_malformed(version: int, data: bytes) -> None:
     metadata = KAFKA_APIS[3]
     with pytest.raises(MalformedError, match=r"Metadata\w* v|length|five bytes"):
         metadata.decode(memoryview(data), 0, version)

@@ -1,4 +1,4 @@
-"""SCRAM beside the library scramp, PLAIN, and messages that are refused."""
+"""SCRAM, compared with the library scramp, PLAIN, and invalid messages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _server(first: bytes, mechanism: str = SHA_256, password: str = "pencil", no
 
 
 def _client() -> tuple[bytes, bytes]:
-    """The two messages of a client that knows the password, to the server with the fixed nonce."""
+    """Return both messages of a client with the correct password for the fixed server nonce."""
     client = ScramClient([SHA_256], "user", "pencil", c_nonce="client")
     first = client.get_client_first().encode()
     client.set_server_first(_server(first).server_first)
@@ -59,7 +59,7 @@ OTHER_PROOF = b",p=" + b64encode(bytes([b64decode(PROOF)[0] ^ 1]) + b64decode(PR
 
 @pytest.mark.parametrize("mechanism", HASHES)
 @pytest.mark.parametrize(("user", "password"), [("user", "pencil"), ("a,b=c", "one, two"), ("Jörg", "ü=three")])
-def test_scramp_and_the_server_accept_each_other(mechanism: str, user: str, password: str) -> None:
+def test_scram_server_and_scramp_client_authenticate(mechanism: str, user: str, password: str) -> None:
     client = ScramClient([mechanism], user, password)
     server = _server(client.get_client_first().encode(), mechanism, password, "nonce")
     client.set_server_first(server.server_first)
@@ -68,9 +68,9 @@ def test_scramp_and_the_server_accept_each_other(mechanism: str, user: str, pass
 
 @pytest.mark.parametrize("mechanism", HASHES)
 @pytest.mark.parametrize("iterations", [ITERATIONS_MIN, ITERATIONS_MAX])
-def test_credentials_are_those_of_scramp(mechanism: str, iterations: int) -> None:
-    made = credential(mechanism, salted_password(mechanism, "ü=three", SALT, iterations), SALT, iterations)
-    assert tuple(made) == ScramMechanism(mechanism).make_auth_info("ü=three", iterations, SALT)
+def test_scram_credentials_equal_those_of_scramp(mechanism: str, iterations: int) -> None:
+    created = credential(mechanism, salted_password(mechanism, "ü=three", SALT, iterations), SALT, iterations)
+    assert tuple(created) == ScramMechanism(mechanism).make_auth_info("ü=three", iterations, SALT)
 
 
 @pytest.mark.parametrize(
@@ -88,12 +88,12 @@ def test_credentials_are_those_of_scramp(mechanism: str, iterations: int) -> Non
         b"x" * 5000,
     ],
 )
-def test_a_final_message_that_does_not_hold_is_refused(final: bytes) -> None:
+def test_invalid_scram_client_final_message_is_refused(final: bytes) -> None:
     with pytest.raises(ScramError):
         _server(FIRST).finish(final)
 
 
-def test_a_proof_of_another_password_is_refused() -> None:
+def test_scram_proof_of_wrong_password_is_refused() -> None:
     assert _server(FIRST).finish(FINAL).startswith(b"v=")
     with pytest.raises(ScramError):
         _server(FIRST, password="pencils").finish(FINAL)
@@ -114,19 +114,19 @@ def test_a_proof_of_another_password_is_refused() -> None:
         b"n,,n=\xff,r=abc",
     ],
 )
-def test_a_malformed_first_message_is_refused(first: bytes) -> None:
+def test_malformed_scram_client_first_message_is_refused(first: bytes) -> None:
     with pytest.raises(ScramError):
         parse_client_first(first)
 
 
-def test_names_are_unescaped() -> None:
+def test_scram_user_name_is_unescaped() -> None:
     assert parse_client_first(b"n,a=a=2Cb=3Dc,n=a=2Cb=3Dc,r=abc").user == "a,b=c"
 
 
 @pytest.mark.parametrize(
     "message", [b"", b"a", b"\0user", b"\0user\0", b"\0\0pencil", b"other\0user\0pencil", b"\0\xff\0a"]
 )
-async def test_a_malformed_plain_message_is_refused(tmp_path: Path, message: bytes) -> None:
+async def test_malformed_plain_message_is_refused(tmp_path: Path, message: bytes) -> None:
     path = tmp_path / "users"
     path.write_text("user=pencil\n")
     sasl = Sasl(("PLAIN",), FileUsers(str(path)))
@@ -136,13 +136,13 @@ async def test_a_malformed_plain_message_is_refused(tmp_path: Path, message: byt
         await state.authenticate(sasl, message)
     assert state.has_failed
     assert state.user is None
-    again = SaslState()
-    await again.handshake(sasl, "PLAIN")
-    assert await again.authenticate(sasl, b"user\0user\0pencil") == b""
-    assert again.user == "user"
+    second = SaslState()
+    await second.handshake(sasl, "PLAIN")
+    assert await second.authenticate(sasl, b"user\0user\0pencil") == b""
+    assert second.user == "user"
 
 
-async def test_an_unknown_user_has_the_same_salt_each_time(tmp_path: Path) -> None:
+async def test_unknown_user_gets_same_salt_each_time(tmp_path: Path) -> None:
     path = tmp_path / "users"
     path.write_text("user=pencil\n")
     users = FileUsers(str(path))
@@ -151,14 +151,14 @@ async def test_an_unknown_user_has_the_same_salt_each_time(tmp_path: Path) -> No
     for _ in range(2):
         state = SaslState()
         await state.handshake(sasl, "SCRAM-SHA-256")
-        answer = (await state.authenticate(sasl, b"n,,n=nobody,r=abc")).decode()
-        assert answer.endswith(f",i={ITERATIONS_MIN}")
-        salts.append(answer.partition(",s=")[2])
+        response = (await state.authenticate(sasl, b"n,,n=unknown,r=abc")).decode()
+        assert response.endswith(f",i={ITERATIONS_MIN}")
+        salts.append(response.partition(",s=")[2])
     assert salts[0] == salts[1]
 
 
-class NobodyKnows:
-    """Users of a broker that has no metadata."""
+class UsersWithoutMetadata:
+    """Users of a broker without metadata."""
 
     async def password(self, user: str) -> str | None:
         raise UsersNotKnownError("no metadata")
@@ -170,19 +170,21 @@ class NobodyKnows:
 @pytest.mark.parametrize(
     ("mechanism", "message"), [("PLAIN", b"\0user\0pencil"), ("SCRAM-SHA-512", b"n,,n=user,r=abc")]
 )
-async def test_while_users_are_not_known_the_connection_ends(mechanism: str, message: bytes) -> None:
-    sasl = Sasl((mechanism,), NobodyKnows())
+async def test_connection_closes_if_users_are_not_known(mechanism: str, message: bytes) -> None:
+    sasl = Sasl((mechanism,), UsersWithoutMetadata())
     session = Session(lambda _name, _version: None, sasl=SaslState())
     assert session.sasl is not None
     await session.sasl.handshake(sasl, mechanism)
     authenticate = connection_handlers((), sasl)[SASL_AUTHENTICATE]
     context = RequestContext("p", "", version=2, connection=session)
-    with pytest.raises(CloseConnection, match="no metadata") as closed:  # a response would be final for a client
+    with pytest.raises(
+        CloseConnection, match="no metadata"
+    ) as closed:  # a client would not retry after an error response
         await authenticate(SaslAuthenticateRequest(message), context)
     assert closed.value.reason == "users not known"
 
 
-def test_files_of_users(tmp_path: Path) -> None:
+def test_users_file_is_parsed_and_invalid_lines_are_refused(tmp_path: Path) -> None:
     assert parse_users("# a\n\n a = b=c \n") == {"a": "b=c"}
     for bad in ("a", "=b", "a=", "a=b\na=c"):
         with pytest.raises(UsersFileError):

@@ -1,4 +1,4 @@
-"""Both ways of the mechanisms' messages: by SaslAuthenticate, and without headers after SaslHandshake version 0."""
+"""SASL messages in SaslAuthenticate requests, and without headers after SaslHandshake version 0."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.transport.kafka.wire_of_tests import ECHO, LIMITS, Client, Wire,
 pytestmark = pytest.mark.timeout(120)
 USER, PASSWORD = "al", "pen"
 FAILED, ILLEGAL_STATE, UNSUPPORTED = 58, 34, 33
-GONE = b"nothing, and the connection is closed"
+CLOSED = b"no response, and the connection is closed"
 
 
 @pytest.fixture
@@ -42,72 +42,72 @@ def handshake(version: int, mechanism: str) -> bytes:
     return request(17, version, struct.pack(">h", len(mechanism)) + mechanism.encode())
 
 
-async def answer(client: Client) -> bytes:
-    """The next frame, or GONE."""
+async def next_frame(client: Client) -> bytes:
+    """Return the next frame, or CLOSED."""
     try:
         (size,) = struct.unpack(">i", await client.reader.readexactly(4))
         return await client.reader.readexactly(size)
     except (asyncio.IncompleteReadError, ConnectionError):
-        return GONE
+        return CLOSED
 
 
-async def begin(client: Client, version: int, mechanism: str) -> int:
+async def start_handshake(client: Client, version: int, mechanism: str) -> int:
     client.send(handshake(version, mechanism))
-    return struct.unpack(">ih", (await answer(client))[:6])[1]  # type: ignore[no-any-return]
+    return struct.unpack(">ih", (await next_frame(client))[:6])[1]  # type: ignore[no-any-return]
 
 
-async def tell(client: Client, version: int, message: bytes) -> bytes:
-    """A message of the mechanism, and what the listener says to it: GONE where that is nothing."""
+async def send_message(client: Client, version: int, message: bytes) -> bytes:
+    """Send a message of the mechanism and return the response, or CLOSED."""
     if version == 0:
         client.send(bare(message))
-        return await answer(client)
+        return await next_frame(client)
     client.send(request(36, 0, bare(message)))
-    said = await answer(client)
-    (code,) = struct.unpack(">h", said[4:6])
+    response = await next_frame(client)
+    (code,) = struct.unpack(">h", response[4:6])
     if code:
         assert code == FAILED
         assert await client.is_closed()
-        return GONE
-    assert said[6:8] == b"\xff\xff"  # no text
-    return said[12:]
+        return CLOSED
+    assert response[6:8] == b"\xff\xff"  # null error message
+    return response[12:]
 
 
 async def log_in(client: Client, version: int, mechanism: str, password: str) -> bytes:
-    """The last answer."""
-    assert await begin(client, version, mechanism) == 0
+    """Authenticate and return the last response."""
+    assert await start_handshake(client, version, mechanism) == 0
     if mechanism == "PLAIN":
-        return await tell(client, version, f"\0{USER}\0{password}".encode())
+        return await send_message(client, version, f"\0{USER}\0{password}".encode())
     scram = ScramClient([mechanism], USER, password)
-    scram.set_server_first((await tell(client, version, scram.get_client_first().encode())).decode())
-    last = await tell(client, version, scram.get_client_final().encode())
-    if last != GONE:
+    scram.set_server_first((await send_message(client, version, scram.get_client_first().encode())).decode())
+    last = await send_message(client, version, scram.get_client_final().encode())
+    if last != CLOSED:
         scram.set_server_final(last.decode())
     return last
 
 
-async def is_in(client: Client) -> bool:
+async def is_authenticated(client: Client) -> bool:
     client.send(frame(ECHO, 1, "a"))
     return await client.text() == (1, "a/me/KAFKA")
 
 
 @pytest.mark.parametrize("version", [0, 1])
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-async def test_who_knows_the_password_comes_in_once(sasl: Sasl, mechanism: str, version: int) -> None:
+async def test_correct_password_authenticates_once_per_connection(sasl: Sasl, mechanism: str, version: int) -> None:
     async with listening(sasl=sasl) as wire:
         client = await wire.connect()
-        said = await log_in(client, version, mechanism, PASSWORD)
-        assert said == b"" if mechanism == "PLAIN" else said.startswith(b"v=")
-        assert await is_in(client)
-        assert await begin(client, version, mechanism) == ILLEGAL_STATE  # not again on this connection
+        response = await log_in(client, version, mechanism, PASSWORD)
+        assert response == b"" if mechanism == "PLAIN" else response.startswith(b"v=")
+        assert await is_authenticated(client)
+        assert await start_handshake(client, version, mechanism) == ILLEGAL_STATE  # a second handshake is refused
         assert await client.is_closed()
 
 
 @pytest.mark.parametrize("version", [0, 1])
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-async def test_who_does_not_is_sent_away(sasl: Sasl, mechanism: str, version: int) -> None:
+async def test_wrong_password_closes_connection(sasl: Sasl, mechanism: str, version: int) -> None:
     async with listening(sasl=sasl) as wire:
         client = await wire.connect()
-        assert await log_in(client, version, mechanism, "pens") == GONE
+        assert await log_in(client, version, mechanism, "pens") == CLOSED
         check_failed(wire)
 
 
@@ -120,46 +120,46 @@ def check_failed(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("version", [0, 1])
-async def test_a_mechanism_that_there_is_not(sasl: Sasl, version: int) -> None:
+async def test_unsupported_mechanism_closes_connection(sasl: Sasl, version: int) -> None:
     async with listening(sasl=sasl) as wire:
         client = await wire.connect()
-        assert await begin(client, version, "GSSAPI") == UNSUPPORTED
+        assert await start_handshake(client, version, "GSSAPI") == UNSUPPORTED
         assert await client.is_closed()
 
 
 BAD: dict[str, Callable[[], bytes]] = {
-    "nothing": lambda: b"",
+    "empty": lambda: b"",
     "one byte": lambda: b"n",
-    "too long for a message": lambda: b"\0al\0" + b"x" * MESSAGE_BYTES_MAX,
-    "another handshake": lambda: handshake(0, "PLAIN")[4:],
-    "a message with a header": lambda: request(36, 0, bare(f"\0{USER}\0{PASSWORD}".encode()))[4:],
-    "a request": lambda: frame(ECHO, 1, "a")[4:],
+    "above size limit": lambda: b"\0al\0" + b"x" * MESSAGE_BYTES_MAX,
+    "second handshake": lambda: handshake(0, "PLAIN")[4:],
+    "message with header": lambda: request(36, 0, bare(f"\0{USER}\0{PASSWORD}".encode()))[4:],
+    "request": lambda: frame(ECHO, 1, "a")[4:],
 }
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
 @pytest.mark.parametrize("name", list(BAD))
-async def test_frames_that_are_no_message(sasl: Sasl, name: str, mechanism: str) -> None:
+async def test_invalid_sasl_frames_fail_authentication(sasl: Sasl, name: str, mechanism: str) -> None:
     async with listening(sasl=sasl) as wire:
         client = await wire.connect()
-        assert await begin(client, 0, mechanism) == 0
-        assert await tell(client, 0, BAD[name]()) == GONE
+        assert await start_handshake(client, 0, mechanism) == 0
+        assert await send_message(client, 0, BAD[name]()) == CLOSED
         check_failed(wire)
-        assert wire.hand.begun == []
+        assert wire.handler.started == []
 
 
 @pytest.mark.parametrize(("size", "reason"), [(LIMITS.sasl_request_bytes_max + 1, "size"), (-1, "length")])
-async def test_a_length_that_no_message_has_ends_the_connection_at_once(sasl: Sasl, size: int, reason: str) -> None:
+async def test_invalid_sasl_frame_length_closes_connection(sasl: Sasl, size: int, reason: str) -> None:
     async with listening(sasl=sasl) as wire:
         client = await wire.connect()
-        assert await begin(client, 0, "PLAIN") == 0
+        assert await start_handshake(client, 0, "PLAIN") == 0
         client.send(struct.pack(">i", size), bytes(2) if size > 0 else b"")
         assert await client.is_closed()
         assert wire.count("kipmesh_wire_connections_ended_total", reason=reason) == 1
 
 
-async def test_a_frame_of_nothing_is_no_request(sasl: Sasl) -> None:
-    """Before the handshake, where short frames are taken only because a message may follow one."""
+async def test_empty_frame_before_handshake_is_malformed(sasl: Sasl) -> None:
+    """The framer accepts short frames before the handshake, as SASL messages may follow it."""
     async with listening(sasl=sasl) as wire:
         client = await wire.connect()
         client.send(bytes(4))
@@ -168,34 +168,34 @@ async def test_a_frame_of_nothing_is_no_request(sasl: Sasl) -> None:
 
 
 @pytest.mark.parametrize("part", [b"", b"\0\0", bare(b"\0al\0pen")[:-1]])
-async def test_who_does_not_go_on_is_sent_away(sasl: Sasl, part: bytes) -> None:
+async def test_unfinished_authentication_times_out(sasl: Sasl, part: bytes) -> None:
     async with listening(sasl=sasl) as wire:
         client = await wire.connect()
-        assert await begin(client, 0, "PLAIN") == 0
+        assert await start_handshake(client, 0, "PLAIN") == 0
         client.send(part)
-        wire.look_after(AUTHENTICATE_S * 0.5)
+        wire.advance_and_check(AUTHENTICATE_S * 0.5)
         assert wire.server.counts.total == 1
-        wire.look_after(AUTHENTICATE_S * 0.6)
+        wire.advance_and_check(AUTHENTICATE_S * 0.6)
         assert await client.is_closed()
         assert wire.count("kipmesh_wire_connections_ended_total", reason="unauthenticated") == 1
 
 
-async def test_messages_and_requests_may_be_sent_before_the_answers(sasl: Sasl) -> None:
+async def test_pipelined_authentication_and_requests_succeed(sasl: Sasl) -> None:
     async with listening(sasl=sasl) as wire:
         client = await wire.connect()
         message = bare(b"\0al\0pen")
         assert len(message) < 4 + HEADER_BYTES_MIN
         client.send(handshake(0, "PLAIN"), message, frame(ECHO, 1, "a"))
-        assert (await answer(client))[4:6] == bytes(2)
-        assert await answer(client) == b""
+        assert (await next_frame(client))[4:6] == bytes(2)
+        assert await next_frame(client) == b""
         assert await client.text() == (1, "a/me/KAFKA")
-        assert wire.hand.begun == ["a"]
+        assert wire.handler.started == ["a"]
 
 
-async def test_what_comes_behind_a_wrong_message_is_not_looked_at(sasl: Sasl) -> None:
+async def test_requests_after_failed_authentication_are_ignored(sasl: Sasl) -> None:
     async with listening(sasl=sasl) as wire:
         client = await wire.connect()
         client.send(handshake(0, "PLAIN"), bare(b"\0al\0x"), frame(ECHO, 1, "a"))
-        assert (await answer(client))[4:6] == bytes(2)
-        assert await answer(client) == GONE
-        assert wire.hand.begun == []
+        assert (await next_frame(client))[4:6] == bytes(2)
+        assert await next_frame(client) == CLOSED
+        assert wire.handler.started == []

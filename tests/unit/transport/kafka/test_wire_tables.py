@@ -1,4 +1,4 @@
-"""The declaration of every message in every version, beside kio's classes, which were made from Kafka's own schemas."""
+"""Every message in every version, compared with the classes of kio, which are generated from Kafka's schemas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOT_DECLARED: dict[type[Message], frozenset[str]] = {
         {"supported_features", "finalized_features", "finalized_features_epoch", "zk_migration_ready"}
     ),
 }
-"""Tagged fields of Apache Kafka that no declaration has."""
+"""Tagged fields of Apache Kafka that are not declared."""
 CASES = [
     pytest.param(api, version, is_request, id=f"{api.name}-v{version}-{'request' if is_request else 'response'}")
     for api in KAFKA_APIS.values()
@@ -35,16 +35,16 @@ def _bytes(out: Out) -> bytes:
 
 
 def _comparable(value: object) -> object:
-    """Views as bytes."""
+    """Replace memory views by bytes."""
     if isinstance(value, memoryview):
         return bytes(value)
     if isinstance(value, tuple):
-        return tuple([_comparable(one) for one in value])
+        return tuple([_comparable(item) for item in value])
     return value
 
 
 @pytest.mark.parametrize(("api", "version", "is_request"), CASES)
-def test_bytes_and_fields_are_those_of_kafka(api: Api, version: int, is_request: bool) -> None:
+def test_encoded_bytes_and_fields_match_kafka(api: Api, version: int, is_request: bool) -> None:
     of = api.request if is_request else api.response
     codec = api.request_codec(version) if is_request else api.response_codec(version)
     entity = entity_type(api, version, is_request=is_request)
@@ -67,7 +67,7 @@ def test_bytes_and_fields_are_those_of_kafka(api: Api, version: int, is_request:
 
 
 def _check_fields(of: type[Message], entity: Any, version: int) -> None:
-    """Compare names, order, tags and nullability with kio's class, and those of the messages within it."""
+    """Compare names, order, tags and nullability with the class of kio, also in nested messages."""
     declared = {each.name: each for each in of.message_fields if version in each.versions}
     known = {name if (name := each.name) in declared else f"{name}_ms": each for each in fields(entity)}
     known = {name: each for name, each in known.items() if name.removesuffix("_ms") not in NOT_DECLARED.get(of, ())}
@@ -92,6 +92,6 @@ def _dataclasses(annotation: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(("api", "version", "is_request"), CASES)
-def test_every_version_has_kafkas_fields_in_kafkas_order(api: Api, version: int, is_request: bool) -> None:
+def test_declared_fields_match_kafka_in_order(api: Api, version: int, is_request: bool) -> None:
     of = api.request if is_request else api.response
     _check_fields(of, entity_type(api, version, is_request=is_request), version)

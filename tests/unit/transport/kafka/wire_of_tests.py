@@ -1,6 +1,6 @@
-"""A listener with APIs that tests answer by hand, and a client that sends bytes.
+"""A listener with two APIs whose responses tests control, and a client that sends bytes.
 
-Annotations are not postponed here: declarations of messages read their types from them.
+Annotations are not postponed here, because message declarations read their types at runtime.
 """
 
 import asyncio
@@ -27,20 +27,20 @@ from kipmesh.transport.metrics import RequestMetrics
 from kipmesh.transport.pipeline import NO_RESPONSE, CloseConnection, Handler, Pipeline
 
 LIMITS = Limits(1 << 20, 1 << 20, 100, 100, 600_000, stall_ms_max=300_000, handshake_ms_max=300_000)
-"""Long enough that no slow machine meets them; tests that are about time say `look_after`."""
+"""Limits that a slow machine does not reach. Tests of timeouts call `Wire.advance_and_check`."""
 IDLE_S, STALL_S = LIMITS.idle_ms_max / 1000, LIMITS.stall_ms_max / 1000
 ECHO, WRITE = 1000, 1001
 
 
 class TextRequest(Message):
-    """What both APIs take."""
+    """The request of both APIs."""
 
     text: str = field()
     data: Records = field()
 
 
 class TextResponse(Message):
-    """What both APIs give."""
+    """The response of both APIs."""
 
     text: str = field()
     data: Records = field()
@@ -60,22 +60,22 @@ def _api(key: int, name: str, *, is_pipelined: bool) -> Api:
 
 
 ECHO_API = _api(ECHO, "Echo", is_pipelined=False)
-"""Its requests are handled one after the other."""
+"""An API whose requests are handled one after another."""
 WRITE_API = _api(WRITE, "Write", is_pipelined=True)
-"""Its requests overlap."""
+"""An API whose requests overlap."""
 
 
-class Hand:
-    """Answers the two APIs: at once, or when the test says so for texts that begin with `wait`."""
+class TextHandler:
+    """Handles both APIs. Requests whose text starts with `wait` block until the test releases them."""
 
     def __init__(self) -> None:
-        self.begun: list[str] = []
+        self.started: list[str] = []
         self.gates: dict[str, asyncio.Event] = {}
         self.cancelled: list[str] = []
 
-    async def answer(self, request: TextRequest, context: RequestContext) -> TextResponse | None:
-        """Echo, with who asked."""
-        self.begun.append(request.text)
+    async def respond(self, request: TextRequest, context: RequestContext) -> TextResponse | None:
+        """Return the text with the client id and the listener."""
+        self.started.append(request.text)
         if request.text.startswith("wait"):
             try:
                 await self.gates.setdefault(request.text, asyncio.Event()).wait()
@@ -83,28 +83,28 @@ class Hand:
                 self.cancelled.append(request.text)
                 raise
         if request.text == "fail":
-            raise RuntimeError("on purpose")
+            raise RuntimeError("injected failure")
         if request.text == "hang up":
-            raise CloseConnection("acks-0", "on purpose")
+            raise CloseConnection("acks-0", "injected failure")
         if request.text == "none":
             return NO_RESPONSE
         return TextResponse(f"{request.text}/{context.client_id}/{context.listener}", request.data)
 
     def release(self, text: str) -> None:
-        """Let one go on."""
+        """Release a blocked request."""
         self.gates.setdefault(text, asyncio.Event()).set()
 
     def handlers(self, sasl: Sasl | None) -> dict[Api, Handler]:
-        """The handlers of both APIs, of ApiVersions, and with SASL those of SASL."""
-        mine: dict[Api, Handler] = {ECHO_API: self.answer, WRITE_API: self.answer}
-        connection = connection_handlers((*mine, API_VERSIONS), sasl)
+        """Return the handlers of both APIs, of ApiVersions and, if `sasl` is set, of the SASL requests."""
+        handlers: dict[Api, Handler] = {ECHO_API: self.respond, WRITE_API: self.respond}
+        connection = connection_handlers((*handlers, API_VERSIONS), sasl)
         if sasl is None:
-            return {**mine, API_VERSIONS: connection[API_VERSIONS]}
-        return {**mine, **connection}
+            return {**handlers, API_VERSIONS: connection[API_VERSIONS]}
+        return {**handlers, **connection}
 
 
 def frame(key: int, correlation_id: int, text: str, version: int = 1, data: bytes = b"") -> bytes:
-    """A request of one of the two APIs, of a client with the id `me`; version 1."""
+    """Encode a request of one of the two APIs from the client `me`."""
     client_id = "me"
     body = struct.pack(">h", len(text.encode())) + text.encode() + struct.pack(">i", len(data)) + data
     header = struct.pack(">hhih", key, version, correlation_id, len(client_id)) + client_id.encode()
@@ -112,68 +112,66 @@ def frame(key: int, correlation_id: int, text: str, version: int = 1, data: byte
 
 
 class Client:
-    """One connection."""
+    """One connection to the listener."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
 
     def send(self, *frames: bytes) -> None:
-        """Send bytes."""
         self.writer.write(b"".join(frames))
 
     async def response(self) -> tuple[int, bytes]:
-        """Correlation id and the rest of the next response."""
+        """Return the correlation id and the body of the next response."""
         size = struct.unpack(">i", await self.reader.readexactly(4))[0]
         data = await self.reader.readexactly(size)
         return struct.unpack(">i", data[:4])[0], data[4:]
 
     async def text(self) -> tuple[int, str]:
-        """The same of one of the two APIs."""
+        """Return the correlation id and the text of the next response."""
         correlation_id, data = await self.response()
         size = struct.unpack(">h", data[:2])[0]
         return correlation_id, data[2 : 2 + size].decode()
 
     async def is_closed(self) -> bool:
-        """Whether the listener closes the connection, with nothing more to be read."""
+        """Wait for the end of the stream; return False if more bytes arrive instead."""
         try:
             return await self.reader.read(1) == b""
         except ConnectionError:
             return True
 
     async def close(self) -> None:
-        """Leave."""
         self.writer.close()
         with suppress(OSError):
             await self.writer.wait_closed()
 
 
-class Time:
-    """The listener's: it passes, and tests make it pass."""
+class ListenerClock:
+    """The real clock plus the time by which tests advance it."""
 
     def __init__(self) -> None:
-        self.passed = 0.0
+        self.advanced_s = 0.0
 
     def now(self) -> float:
-        """In seconds."""
-        return time.monotonic() + self.passed
+        """Return the time in seconds."""
+        return time.monotonic() + self.advanced_s
 
 
 @dataclass(frozen=True)
 class Wire:
-    """A listener and how to reach it."""
+    """A running listener and functions to connect to it."""
 
     server: WireServer
     registry: CollectorRegistry
-    """The metrics of connections and of requests."""
-    time: Time
-    hand: Hand
+    """Metrics of connections and requests."""
+    time: ListenerClock
+    handler: TextHandler
     connect: Callable[[], Any]
     connect_plain: Callable[[], Any]
-    """Without TLS, whatever the listener wants."""
+    """Connects without TLS, also to a TLS listener."""
 
     def count(self, metric: str, /, **labels: str) -> float:
-        """The value of a metric, 0 where there is none."""
+        """Return the value of a metric, or 0 if it has no sample."""
         for sample in self.samples:
             if sample.name == metric and labels.items() <= sample.labels.items():
                 return sample.value
@@ -186,38 +184,41 @@ class Wire:
 
     @property
     def connections(self) -> list[Connection]:
-        """Those that the listener has."""
+        """The open connections of the listener."""
         return [connection for shared, _server in self.server._listeners for connection in shared.connections]
 
-    def look_after(self, seconds: float) -> None:
-        """So much time passes for the listener, which looks after its connections then."""
-        self.time.passed += seconds
+    def advance_and_check(self, seconds: float) -> None:
+        """Advance the clock of the listener and check its connections."""
+        self.time.advanced_s += seconds
         self.server.check()
 
-    async def goes_for_being(self, reason: str) -> None:
-        """Until somebody was sent away: what is still on its way in the kernel moves first, and that is no rest."""
+    async def wait_until_ended_as(self, reason: str) -> None:
+        """Advance the clock until a connection is closed for `reason`. Bytes in kernel buffers can delay that."""
 
-        def is_gone() -> bool:
-            self.look_after(STALL_S * 1.1)
+        def has_ended() -> bool:
+            self.advance_and_check(STALL_S * 1.1)
             return self.count("kipmesh_wire_connections_ended_total", reason=reason) == 1
 
-        await until(is_gone)
+        await until(has_ended)
 
 
 @asynccontextmanager
-async def listening(limits: Limits = LIMITS, *, looks: bool = False, **options: Any) -> AsyncIterator[Wire]:
-    """A listener for a while; nothing of it may be left afterwards. It looks after its connections when it is told to.
+async def listening(
+    limits: Limits = LIMITS, *, checks_periodically: bool = False, **options: Any
+) -> AsyncIterator[Wire]:
+    """Run a listener, and check at the end that it released all memory and connections.
 
-    With `looks` it does so by itself, with `sasl` clients have to show who they are.
+    Connections are only checked by `Wire.advance_and_check`, or also periodically with `checks_periodically`. With
+    `sasl`, clients must authenticate.
     """
-    hand = Hand()
+    handler = TextHandler()
     sasl: Sasl | None = options.get("sasl")
-    clock, registry, requests = Time(), CollectorRegistry(), RequestMetrics()
-    server = WireServer(Pipeline(hand.handlers(sasl), metrics=requests), limits, clock=clock.now)
+    clock, registry, requests = ListenerClock(), CollectorRegistry(), RequestMetrics()
+    server = WireServer(Pipeline(handler.handlers(sasl), metrics=requests), limits, clock=clock.now)
     registry.register(requests)
     registry.register(server.metrics)
     port = await server.listen("KAFKA", "127.0.0.1", 0, options.get("server_ssl"), has_sasl=sasl is not None)
-    if not looks and server._checking is not None:
+    if not checks_periodically and server._checking is not None:
         server._checking.cancel()
     clients: list[Client] = []
 
@@ -227,7 +228,9 @@ async def listening(limits: Limits = LIMITS, *, looks: bool = False, **options: 
         return clients[-1]
 
     try:
-        yield Wire(server, registry, clock, hand, partial(connect, options.get("client_ssl")), partial(connect, None))
+        yield Wire(
+            server, registry, clock, handler, partial(connect, options.get("client_ssl")), partial(connect, None)
+        )
     finally:
         for client in clients:
             await client.close()
@@ -239,7 +242,7 @@ async def listening(limits: Limits = LIMITS, *, looks: bool = False, **options: 
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that other tasks do."""
+    """Wait until other tasks make the condition true."""
     async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - what changes has no event
+        while not condition():  # noqa: ASYNC110 - the state has no event
             await asyncio.sleep(0.002)
