@@ -23,7 +23,7 @@ from kipmesh.testing.fake_broker import FakeCluster
 FAST = {"retry.backoff.ms": 5, "retry.backoff.max.ms": 20}
 
 
-async def test_topics_are_created_described_grown_and_deleted() -> None:
+async def test_topics_are_created_described_extended_and_deleted() -> None:
     async with FakeCluster(2) as cluster, AdminClient(cluster.bootstrap, **FAST) as admin:
         (created,) = await admin.create_topics([NewTopic("t", 3, configs={"retention.ms": "7"})])
         assert (created.name, created.num_partitions) == ("t", 3)
@@ -94,7 +94,7 @@ async def test_describe_cluster_returns_all_brokers() -> None:
         assert caught.value.code is ErrorCode.UNSUPPORTED_VERSION
 
 
-async def test_requests_are_retried_by_another_broker_and_after_errors() -> None:
+async def test_admin_requests_are_retried_with_another_broker_and_after_errors() -> None:
     async with FakeCluster(2) as cluster, AdminClient(cluster.bootstrap, **FAST) as admin:
         await cluster.brokers[1].stop()
         cluster.inject("CreateTopics", ErrorCode.NOT_CONTROLLER, times=2)
@@ -103,7 +103,7 @@ async def test_requests_are_retried_by_another_broker_and_after_errors() -> None
         assert "t" in cluster.topics
 
 
-async def test_calls_end_at_the_api_timeout() -> None:
+async def test_admin_calls_end_at_api_timeout() -> None:
     async with FakeCluster() as cluster, AdminClient(cluster.bootstrap, **FAST, default_api_timeout_ms=500) as admin:
         cluster.inject("CreateTopics", ErrorCode.NOT_CONTROLLER, times=1000)
         with pytest.raises(KafkaError) as caught:

@@ -83,7 +83,7 @@ async def test_groups_of_all_brokers_are_listed(admin: AdminClient, bootstrap: s
     assert not set(names) & {listing.group_id for listing in await admin.list_groups()}
 
 
-async def test_members_are_described(admin: AdminClient, bootstrap: str) -> None:
+async def test_group_members_are_described(admin: AdminClient, bootstrap: str) -> None:
     await filled(bootstrap, admin, "described")
     async with Consumer(
         bootstrap, group_id="described", client_id="me", group_instance_id="static", **QUICK
@@ -132,7 +132,7 @@ async def test_reset_moves_group_offsets_to_each_target(admin: AdminClient, boot
     assert sorted((record.partition, record.offset) for record in records) == [(0, 8), (0, 9), (1, 9)]
 
 
-async def test_changes_of_a_group_with_members_are_refused(admin: AdminClient, bootstrap: str) -> None:
+async def test_offset_changes_of_group_with_members_are_refused(admin: AdminClient, bootstrap: str) -> None:
     await filled(bootstrap, admin, "refused")
     await filled(bootstrap, admin, "refused-too")
     async with member(bootstrap, "refused") as consumer:

@@ -270,7 +270,7 @@ async def test_recreated_topic_is_raised_or_read_from_its_start(policy: str) -> 
 
 
 @pytest.mark.parametrize("policy", ["earliest", "latest"])
-async def test_topic_recreated_with_fewer_partitions_loses_the_others(policy: str) -> None:
+async def test_topic_recreated_with_fewer_partitions_drops_missing_partitions(policy: str) -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t", 3)
         cluster.create_topic("u", 2)

@@ -72,7 +72,7 @@ def break_tracker(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
     producer._metadata.request_refresh()
 
 
-async def test_failed_metadata_task_fails_the_calls_of_a_producer(
+async def test_failed_metadata_task_fails_producer_calls(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with FakeCluster() as cluster:
@@ -95,7 +95,7 @@ async def test_failed_metadata_task_fails_the_calls_of_a_producer(
         check_logged(caplog, "metadata task")
 
 
-async def test_failed_metadata_task_fails_the_calls_of_a_consumer(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_metadata_task_fails_consumer_calls(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         async with Consumer(cluster.bootstrap, **READ) as consumer:
@@ -110,7 +110,7 @@ async def test_failed_metadata_task_fails_the_calls_of_a_consumer(caplog: pytest
         check_logged(caplog, "metadata task")
 
 
-async def test_failed_metadata_task_fails_the_calls_of_an_admin_client() -> None:
+async def test_failed_metadata_task_fails_admin_client_calls() -> None:
     async with FakeCluster() as cluster, AdminClient(cluster.bootstrap) as admin:
         break_metadata(admin._cluster.metadata)
         await asyncio.sleep(0.02)
@@ -140,7 +140,7 @@ async def test_broken_metadata_connection_is_retried(caplog: pytest.LogCaptureFi
         await pool.close()
 
 
-async def test_failed_sending_task_fails_the_calls_of_a_producer(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_sender_task_fails_producer_calls(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         config = {**FAST, "batch.size": 1000, "buffer.memory": 2000, "linger.ms": 60_000}
@@ -186,7 +186,7 @@ def break_sender(sender: Any) -> None:
     sender.wake.set()
 
 
-async def test_failed_fetching_task_fails_the_calls_of_a_consumer(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_fetcher_task_fails_consumer_calls(caplog: pytest.LogCaptureFixture) -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         async with Consumer(cluster.bootstrap, **READ) as consumer:

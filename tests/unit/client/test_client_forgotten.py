@@ -14,7 +14,7 @@ from kipmesh.testing.fake_broker import FakeCluster
 
 
 @pytest.mark.parametrize("kind", [AdminClient, Consumer, Producer])
-def test_unclosed_client_warns(kind: Any) -> None:
+def test_unclosed_client_emits_resource_warning(kind: Any) -> None:
     async def use(*, closes: bool) -> None:
         async with FakeCluster() as cluster:
             client = kind(cluster.bootstrap, **{"client.id": "forgotten"})

@@ -192,7 +192,7 @@ async def test_member_that_died_while_joining_does_not_lead() -> None:
                 await third.poll(20)
 
 
-class Committing(RebalanceListener):
+class CommittingListener(RebalanceListener):
     """Commits the revoked partitions and then raises."""
 
     def __init__(self, consumer: Consumer) -> None:
@@ -209,7 +209,7 @@ async def test_revocation_listener_can_commit_during_close(bootstrap: str) -> No
     await produce(bootstrap, topic)
     consumer = member(bootstrap, topic, enable_auto_commit=False)
     await consumer.start()
-    consumer.subscribe([topic], Committing(consumer))
+    consumer.subscribe([topic], CommittingListener(consumer))
     await read(consumer, PARTITIONS)
     with pytest.raises(LookupError, match="raised by the listener"):
         await consumer.close()

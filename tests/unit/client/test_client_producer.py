@@ -158,7 +158,7 @@ async def test_fatal_error_fails_only_its_batch() -> None:
             assert (await (await producer.send("t", b"good"))).offset == 0
 
 
-async def test_retries_are_limited() -> None:
+async def test_produce_retries_are_limited() -> None:
     async with FakeCluster() as cluster:
         cluster.create_topic("t")
         async with Producer(cluster.bootstrap, **FAST, retries=2) as producer:

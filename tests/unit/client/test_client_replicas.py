@@ -294,7 +294,7 @@ async def test_leader_confirms_offset_reset() -> None:
 
 
 @pytest.mark.parametrize("policy", ["earliest", "none"])
-async def test_truncation_is_reported(policy: str) -> None:
+async def test_truncation_is_reported_to_application(policy: str) -> None:
     async with (
         three_racks() as cluster,
         Consumer(cluster.bootstrap, **{**FAST, "auto.offset.reset": policy}) as consumer,

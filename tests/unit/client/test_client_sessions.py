@@ -68,7 +68,7 @@ def sessions(cluster: FakeCluster, node_id: int = 1) -> list[FetchSessionDescrip
     return list(cluster.brokers[node_id].sessions.cache.list(0))
 
 
-def louder_than_debug(caplog: pytest.LogCaptureFixture) -> list[str]:
+def messages_above_debug(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return messages of kipmesh above debug level. Ignores grpc, which logs the injected faults."""
     records = [record for record in caplog.records if record.name.startswith("kipmesh")]
     return [record.getMessage() for record in records if record.levelno > logging.DEBUG]
@@ -262,7 +262,7 @@ async def test_lost_session_is_replaced_without_backoff(cause: str, caplog: pyte
                 assert replacement in requests[1:]
                 (session,) = sessions(cluster)
                 assert session.session_id != old
-    assert louder_than_debug(caplog) == []
+    assert messages_above_debug(caplog) == []
     assert any(f"fetch session reset session_id={old} " in record.getMessage() for record in caplog.records)
 
 
@@ -305,7 +305,7 @@ async def test_broker_restarts_under_load_lose_no_records(caplog: pytest.LogCapt
                     await read_on(1)
                 assert all(offsets == list(range(len(offsets))) for offsets in read.values())
                 assert sum(consumer.fetch_stats.resets.values()) >= 3
-    assert louder_than_debug(caplog) == []
+    assert messages_above_debug(caplog) == []
 
 
 # -- closing

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
-from bench import charts, sessions_cost
+from bench import charts, sessions
 from bench.charts import Line
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -46,10 +46,10 @@ def test_session_benchmark_reports_incremental_savings(tmp_path: Path) -> None:
 def test_changed_partitions_span_ten_topics_at_any_size() -> None:
     for partitions in (1000, 100_000):
         for changed in (10, 1000):
-            positions = sessions_cost.places(partitions, changed)
+            positions = sessions.places(partitions, changed)
             assert len(set(positions)) == changed
-            assert len({topic for topic, _ in positions}) == sessions_cost.CHANGED_TOPICS
-            assert max(topic for topic, _ in positions) < partitions // sessions_cost.TOPIC_PARTITIONS
+            assert len({topic for topic, _ in positions}) == sessions.CHANGED_TOPICS
+            assert max(topic for topic, _ in positions) < partitions // sessions.TOPIC_PARTITIONS
 
 
 def test_line_charts_are_labelled_and_deterministic() -> None:

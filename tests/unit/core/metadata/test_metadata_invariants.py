@@ -80,7 +80,7 @@ class ControllerMachine(RuleBasedStateMachine):
         self.controller.run(self.controller.core.delete_topics(m.DeleteTopicsRequest([m.DeleteTopicState(name)])))
 
     @rule(name=NAME, count=st.integers(0, 8))
-    def more_partitions(self, name: str, count: int) -> None:
+    def create_partitions(self, name: str, count: int) -> None:
         request = m.CreatePartitionsRequest([m.CreatePartitionsTopic(name, count)])
         self.controller.run(self.controller.core.create_partitions(request))
 

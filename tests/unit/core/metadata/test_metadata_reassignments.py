@@ -270,7 +270,7 @@ def test_list_returns_requested_running_reassignments(controller: Controller) ->
 # --- random requests
 
 
-class ReassigningMachine(ControllerMachine):
+class ReassignmentMachine(ControllerMachine):
     """`ControllerMachine` with reassignments, drains and unregistration."""
 
     @precondition(lambda self: self.controller.image.topics)
@@ -335,8 +335,8 @@ class ReassigningMachine(ControllerMachine):
         super().teardown()
 
 
-TestReassigningMachine = ReassigningMachine.TestCase
-TestReassigningMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestReassignmentMachine = ReassignmentMachine.TestCase
+TestReassignmentMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 # --- replication safety

@@ -12,7 +12,7 @@ FAULTS = {"failing_share": 0.05, "missing_share": 0.02, "moves_per_s": 0.2}
 
 @pytest.mark.parametrize("pattern", ["uniform", "zipf", "bursts", "idle", "steady"])
 @pytest.mark.parametrize("mode", ["paced", "literal"])
-@pytest.mark.parametrize("faults", [{}, FAULTS], ids=["calm", "faults"])
+@pytest.mark.parametrize("faults", [{}, FAULTS], ids=["no faults", "faults"])
 def test_simulated_hours_satisfy_metadata_rules(pattern: Pattern, mode: RefreshMode, faults: dict[str, float]) -> None:
     config = DayConfig(pattern, mode, topics=400, duration_s=1800, records_per_s=6, **faults)  # type: ignore[arg-type]
     result = Day(config).run()

@@ -98,7 +98,7 @@ class MemoryLog:
         headers = [(data, record_batch.parse_header(data)) for data in self.batches]
         return b"".join(data for data, header in headers if offset <= header.base_offset < max_offset)
 
-    def shown(self) -> str:
+    def summary(self) -> str:
         entries = self.epochs.entries
         return f"{self.log_start_offset}..{self.log_end_offset} " + " ".join(f"{at}:e{epoch}" for epoch, at in entries)
 
@@ -201,7 +201,7 @@ def voted(epoch: int, *, granted: bool = True) -> VoteResponse:
     return wire.vote_response(ElectionState(epoch), ErrorCode.NONE, granted=granted)
 
 
-def shown(message: Request | Response | None) -> str:
+def format_message(message: Request | Response | None) -> str:
     """Format a message as one line."""
     partition: RequestPartition | ResponsePartition | None = None
     match message:
@@ -221,7 +221,7 @@ def shown(message: Request | Response | None) -> str:
         case FetchPartition() as part:
             return f"Fetch epoch={part.current_leader_epoch} at={part.fetch_offset}@{part.last_fetched_epoch}"
         case PartitionData() as data:
-            return _shown_fetch(data)
+            return _format_fetch(data)
         case VotePartitionResponse() as granted:
             error = f" error={granted.error_code}" if granted.error_code else ""
             return f"vote {'granted' if granted.vote_granted else 'refused'} epoch={granted.leader_epoch}{error}"
@@ -233,7 +233,7 @@ def shown(message: Request | Response | None) -> str:
     return "?"
 
 
-def _shown_fetch(data: PartitionData) -> str:
+def _format_fetch(data: PartitionData) -> str:
     words = [f"fetched hw={data.high_watermark}"]
     if data.error_code:
         words.append(f"error={data.error_code}")
@@ -249,7 +249,7 @@ def _shown_fetch(data: PartitionData) -> str:
     return " ".join(words)
 
 
-def shown_effect(effect: Effect) -> str | None:
+def format_effect(effect: Effect) -> str | None:
     """Format an effect for scripts, or return None to omit it."""
     match effect:
         case PersistElection(election):

@@ -77,7 +77,7 @@ def records(*epochs: int, start: int = 0) -> bytes:
 
 def test_leader_change_is_first_record_of_epoch() -> None:
     node = leader(MemoryLog(1, 2))
-    assert node.log.shown() == "0..3 0:e1 1:e2 2:e5"
+    assert node.log.summary() == "0..3 0:e1 1:e2 2:e5"
     change = LeaderChange(1, (1, 2, 3), (1, 3))
     assert decode_leader_change(*encode_leader_change(change)) == change
 

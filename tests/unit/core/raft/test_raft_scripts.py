@@ -30,7 +30,7 @@ from kipmesh.core.raft.types import (
     SnapshotChanged,
 )
 from kipmesh.messages import SnapshotId
-from tests.unit.core.raft.raft_support import Node, batch, shown, shown_effect
+from tests.unit.core.raft.raft_support import Node, batch, format_effect, format_message
 
 SCRIPTS = Path(__file__).parent / "scripts"
 MESSAGES_MAX = 200
@@ -61,13 +61,13 @@ class Exchange:
                 self.sends.append((own, effect))
             elif isinstance(effect, Respond):
                 self.respond(own, effect.request_id)
-            elif line := shown_effect(effect):
+            elif line := format_effect(effect):
                 self.lines.append(f"{own}: {line}")
 
     def respond(self, own: int, request_id: int) -> None:
         requester, original = self.pending.pop(request_id)
         response = self.nodes[own].responses[request_id]
-        self.lines.append(f"{own}->{requester} {shown(response)}")
+        self.lines.append(f"{own}->{requester} {format_message(response)}")
         if frozenset((own, requester)) not in self.cuts:
             node = self.nodes[requester]
             self.note(node, node.step(ResponseReceived(original, response)))
@@ -91,10 +91,10 @@ class Exchange:
                 return
             source, sent = self.sends.pop(0)
             if frozenset((source, sent.node_id)) in self.cuts:
-                self.lines.append(f"{source}->{sent.node_id} {shown(sent.request)} (lost)")
+                self.lines.append(f"{source}->{sent.node_id} {format_message(sent.request)} (lost)")
                 self.note(self.nodes[source], self.nodes[source].step(RequestFailed(sent.request_id)))
                 continue
-            self.lines.append(f"{source}->{sent.node_id} {shown(sent.request)}")
+            self.lines.append(f"{source}->{sent.node_id} {format_message(sent.request)}")
             self.requests += 1
             self.pending[self.requests] = (source, sent.request_id)
             target = self.nodes[sent.node_id]
@@ -155,7 +155,7 @@ class Exchange:
             leader = machine.advertised_election.leader_id
             self.lines.append(
                 f"{node_id}: {machine.state.value} epoch={machine.epoch} leader={leader} "
-                f"hw={machine.high_watermark} log={node.log.shown().strip()}"
+                f"hw={machine.high_watermark} log={node.log.summary().strip()}"
             )
 
 

@@ -37,7 +37,7 @@ def test_epoch_between_snapshot_and_log_diverges_at_snapshot() -> None:
     """Like Kafka's `endOffsetForEpoch`. The log alone would return an epoch that it never contained."""
     log = MemoryLog(start=20)
     node = Node(election=ElectionState(5), log=log, snapshot=SnapshotId(20, 4)).elect()
-    assert node.log.shown() == "20..21 20:e6"
+    assert node.log.summary() == "20..21 20:e6"
     assert fetched(node, 30, 5).diverging_epoch == EpochEndOffset(4, 20)
     assert fetched(node, 20, 5).snapshot_id == SnapshotId(20, 4)
     assert fetched(node, 20, 4).records is not None
