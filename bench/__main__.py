@@ -79,20 +79,10 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-class Progress:
-    """Progress lines with the number of the current run."""
-
-    def __init__(self) -> None:
-        self.run_name = ""
-
-    def say(self, text: str) -> None:
-        """Print one line to standard error."""
-        harness.say(f"{self.run_name}: {text}")
-
-    def run(self, step: str, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on a new event loop and return its result, after a line that names the step."""
-        self.say(f"{step} ...")
-        return asyncio.run(work)
+def run(step: str, work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on a new event loop and return its result, after a line that names the step."""
+    harness.say(f"{step} ...")
+    return asyncio.run(work)
 
 
 def memory_mib(cluster: LocalCluster) -> float:
@@ -100,16 +90,16 @@ def memory_mib(cluster: LocalCluster) -> float:
     return system.pss_bytes(harness.pids(cluster)) / (1 << 20)
 
 
-def measure_load(cluster: LocalCluster, options: argparse.Namespace, progress: Progress, samples: Samples) -> None:
+def measure_load(cluster: LocalCluster, options: argparse.Namespace, samples: Samples) -> None:
     """Measure throughput and latency through the client library; BenchError, KafkaError, TimeoutError."""
     bootstrap, share = cluster.bootstrap, 10 if options.quick else 1
     topic, warm_up = "bench", 20_000
-    progress.run("creating topics", workload.create_topic(bootstrap, topic, workload.PARTITIONS))
-    progress.run("warming up", workload.produce(bootstrap, topic, workload.values_of(1000), warm_up))
+    run("creating topics", workload.create_topic(bootstrap, topic, workload.PARTITIONS))
+    run("warming up", workload.produce(bootstrap, topic, workload.values_of(1000), warm_up))
     total = warm_up
 
     def keep(name: str, rate: workload.Rate) -> None:
-        progress.say(f"  {rate.mb_s:.1f} MB/s, {rate.records_s:,.0f} records/s")
+        harness.say(f"  {rate.mb_s:.1f} MB/s, {rate.records_s:,.0f} records/s")
         samples[f"{name}_mb_s"].append(rate.mb_s)
         samples[f"{name}_records_s"].append(rate.records_s)
 
@@ -119,30 +109,28 @@ def measure_load(cluster: LocalCluster, options: argparse.Namespace, progress: P
         ("mixed", workload.mixed_values(4000), 100_000 // share),
     ):
         work = workload.produce(bootstrap, topic, values, count)
-        keep(f"produce_{name}", progress.run(f"producing {count:,} records, {name}", work))
+        keep(f"produce_{name}", run(f"producing {count:,} records, {name}", work))
         total += count
     work = workload.consume(bootstrap, topic, workload.PARTITIONS, total)
-    keep("consume", progress.run(f"consuming {total:,} records", work))
-    progress.run("creating topics", workload.create_topic(bootstrap, f"{topic}-latency", 1))
-    times = progress.run(
-        "latency of single records", workload.latencies_ms(bootstrap, f"{topic}-latency", 1600 // share)
-    )
+    keep("consume", run(f"consuming {total:,} records", work))
+    run("creating topics", workload.create_topic(bootstrap, f"{topic}-latency", 1))
+    times = run("latency of single records", workload.latencies_ms(bootstrap, f"{topic}-latency", 1600 // share))
     samples["latency_p50_ms"].append(workload.percentile(times, 0.5))
     samples["latency_p99_ms"].append(workload.percentile(times, 0.99))
-    progress.say(f"  p50 {samples['latency_p50_ms'][-1]:.2f} ms, p99 {samples['latency_p99_ms'][-1]:.2f} ms")
+    harness.say(f"  p50 {samples['latency_p50_ms'][-1]:.2f} ms, p99 {samples['latency_p99_ms'][-1]:.2f} ms")
 
 
 # -- many partitions
 
 
-def create_partitions(cluster: LocalCluster, partitions: int, progress: Progress) -> list[TopicPartition]:
+def create_partitions(cluster: LocalCluster, partitions: int) -> list[TopicPartition]:
     """Create topics of `BURST` partitions each and return all partitions; KafkaError."""
     created = []
     for first in range(0, partitions, BURST):
         topic = f"many-{first:06}"
         asyncio.run(workload.create_topic(cluster.bootstrap, topic, BURST))
         created += [TopicPartition(topic, partition) for partition in range(BURST)]
-        progress.say(f"created {len(created):,} of {partitions:,} partitions")
+        harness.say(f"created {len(created):,} of {partitions:,} partitions")
     return created
 
 
@@ -200,14 +188,12 @@ async def alternate_bursts(many: BurstLoad, few: BurstLoad, rounds: int) -> tupl
     return times[0][WARM_UP_BURSTS:], times[1][WARM_UP_BURSTS:]
 
 
-def measure_bursts(
-    many: BurstLoad, config: dict[str, str], options: argparse.Namespace, progress: Progress, samples: Samples
-) -> None:
+def measure_bursts(many: BurstLoad, config: dict[str, str], options: argparse.Namespace, samples: Samples) -> None:
     """Compare bursts on a cluster with many partitions with those on a new cluster with as many as a burst has."""
-    progress.say("starting another cluster ...")
+    harness.say("starting another cluster ...")
     with harness.three_brokers(options.leaders, config) as cluster:
-        few = BurstLoad(cluster.bootstrap, create_partitions(cluster, BURST, progress))
-        times = progress.run(f"{options.bursts} bursts on both", alternate_bursts(many, few, options.bursts))
+        few = BurstLoad(cluster.bootstrap, create_partitions(cluster, BURST))
+        times = run(f"{options.bursts} bursts on both", alternate_bursts(many, few, options.bursts))
     samples["burst_many_ms"] += times[0]
     samples["burst_few_ms"] += times[1]
     samples["burst_ratio"].append(statistics.median(one / other for one, other in zip(*times, strict=True)))
@@ -216,58 +202,58 @@ def measure_bursts(
 # -- runs
 
 
-def measure_racks(progress: Progress, samples: Samples) -> None:
+def measure_racks(samples: Samples) -> None:
     """Measure what consumers read across racks, with and without a selector, on a new cluster each."""
     options = closest.arguments(["--quick"])
     for mode, key in (("off", "racks_off_kb_s"), ("fetch", "racks_on_kb_s")):
-        progress.say(f"consumers in two racks, selector: {mode} ...")
+        harness.say(f"consumers in two racks, selector: {mode} ...")
         counted = closest.run_mode(mode, options, kills=False).brokers
         samples[key].append(counted.other / options.seconds / 1e3)
-        progress.say(f"  {counted.own / 1e6:.2f} MB in the own rack, {counted.other / 1e6:.2f} MB across")
+        harness.say(f"  {counted.own / 1e6:.2f} MB in the own rack, {counted.other / 1e6:.2f} MB across")
     samples["racks_share_percent"].append(counted.share)
 
 
-def run_once(options: argparse.Namespace, progress: Progress, samples: Samples) -> None:
+def run_once(options: argparse.Namespace, samples: Samples) -> None:
     """Measure one cluster from start to stop; BenchError, ClusterError, KafkaError, TimeoutError."""
     config = harness.key_values(options.config)
     followers = workload.REPLICAS - options.leaders
-    progress.say(f"starting 1 controller, {options.leaders} leaders, {followers} followers ...")
+    harness.say(f"starting 1 controller, {options.leaders} leaders, {followers} followers ...")
     begin = time.perf_counter()
     with harness.three_brokers(options.leaders, config) as cluster:
         samples["ready_s"].append(time.perf_counter() - begin)
-        progress.say(f"  ready after {samples['ready_s'][-1]:.2f} s")
+        harness.say(f"  ready after {samples['ready_s'][-1]:.2f} s")
         samples["memory_ready_mib"].append(memory_mib(cluster))
         created: list[TopicPartition] = []
         if options.partitions:
             begin = time.perf_counter()
-            created = create_partitions(cluster, options.partitions, progress)
+            created = create_partitions(cluster, options.partitions)
             samples["create_s"].append(time.perf_counter() - begin)
-            progress.say(f"waiting for {SETTLE_S} s until new directories are synced ...")
+            harness.say(f"waiting for {SETTLE_S} s until new directories are synced ...")
             time.sleep(SETTLE_S)
         else:
-            measure_load(cluster, options, progress, samples)
+            measure_load(cluster, options, samples)
             time.sleep(2)
         samples["memory_loaded_mib"].append(memory_mib(cluster))
-        progress.say(f"idling for {options.idle_seconds:g} s ...")
+        harness.say(f"idling for {options.idle_seconds:g} s ...")
         cpu_percent, loopback_kb_s = system.idle_load(harness.pids(cluster), options.idle_seconds)
         samples["idle_cpu_percent"].append(cpu_percent)
         samples["idle_loopback_kb_s"].append(loopback_kb_s)
         if created and options.bursts:
-            measure_bursts(BurstLoad(cluster.bootstrap, created), config, options, progress, samples)
+            measure_bursts(BurstLoad(cluster.bootstrap, created), config, options, samples)
     if not options.partitions:
-        measure_racks(progress, samples)
+        measure_racks(samples)
 
 
 def main(given: Sequence[str]) -> int:
     """Run, and print the figures of complete runs."""
     options = arguments(given)
-    progress, samples = Progress(), Samples(list)
+    samples = Samples(list)
 
     def measure() -> None:
-        for run in range(1, options.runs + 1):
-            progress.run_name = f"run {run}/{options.runs}"
+        for number in range(1, options.runs + 1):
+            harness.say(f"run {number}/{options.runs}")
             of_run = Samples(list)
-            run_once(options, progress, of_run)
+            run_once(options, of_run)
             for key, values in of_run.items():
                 samples[key] += values
 

@@ -1,6 +1,6 @@
 """`python -m bench.compare`: kipmesh beside Apache Kafka on one machine, with the same third-party clients.
 
-Each round starts, measures and stops each shape of `bench.compare_shapes`, one after the other. A ratio compares two
+Each round starts, measures and stops each shape of `bench.compare_figures`, one after the other. A ratio compares two
 clusters of one round. The table has the median and range of the ratios of all rounds.
 
 Samples are kept in a file (`build/compare.json`). An interrupted run, or one that measures other figures (`--only`),
@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import charts, harness, system
-from bench.compare_figures import GROUPS, QUICK, Samples, Sizes, measure
-from bench.compare_shapes import SHAPES, TUNED, Shape
+from bench.compare_figures import GROUPS, QUICK, SHAPES, TUNED, Samples, Shape, Sizes, measure
 from bench.harness import Figure, number
 from bench.kafka import HEAP, ROOT, prepare, version
 

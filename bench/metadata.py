@@ -237,37 +237,29 @@ def steady(topics: int, hours: int) -> dict[str, DayResult]:
 
 
 def day(topics: int, hours: int, patterns: Sequence[str] = tuple(DAY_RECORDS_PER_S)) -> list[str]:
-    """Simulate a day under each pattern, print and return the lines of a table; DayError if an invariant fails."""
-    lines = [
-        "| pattern | records | urgent requests | their topics | other requests | their topics | evictions "
-        "| most topics cached | oldest metadata | longest idle |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    sys.stdout.write("\n".join(lines) + "\n")
+    """Simulate a day under each pattern, and return the lines of a table; DayError if an invariant is violated."""
+    head = ["pattern", "records", "urgent requests", "their topics", "other requests", "their topics", "evictions"]
+    rows = []
     for pattern in patterns:
         kind: Any = pattern
-        rate = DAY_RECORDS_PER_S[pattern]
         begin = time.process_time()
         config = DayConfig(
             kind,
             topics=topics,
             duration_s=hours * 3600,
-            records_per_s=rate * topics / DAY_TOPICS,
+            records_per_s=DAY_RECORDS_PER_S[pattern] * topics / DAY_TOPICS,
             missing_share=0.0005,
             moves_per_s=0.1,
             scan_every_ms=1_800_000,
         )
         result = Day(config).run()
         counts = result.metrics
-        lines.append(
-            f"| `{pattern}` | {result.records:,} | {counts.urgent_requests:,} | {counts.urgent_topics:,} "
-            f"| {counts.non_urgent_requests:,} | {counts.non_urgent_topics:,} | {counts.evictions:,} "
-            f"| {result.cached_most:,} | {result.oldest_ms / 1000:.2f} s | {result.idle_longest_ms / 1000:.2f} s |"
-        )
+        requests = (counts.urgent_requests, counts.urgent_topics, counts.non_urgent_requests, counts.non_urgent_topics)
+        numbers = (result.records, *requests, counts.evictions, result.cached_most)
+        ages = (f"{ms / 1000:.2f} s" for ms in (result.oldest_ms, result.idle_longest_ms))
+        rows.append((f"`{pattern}`", *(f"{each:,}" for each in numbers), *ages))
         harness.say(f"{pattern}: {time.process_time() - begin:.0f} s of CPU")
-        sys.stdout.write(lines[-1] + "\n")
-        sys.stdout.flush()
-    return lines
+    return harness.table([*head, "most topics cached", "oldest metadata", "longest idle"], rows).splitlines()
 
 
 def _steady_text(found: dict[str, DayResult], topics: int, hours: int) -> list[str]:
@@ -341,7 +333,7 @@ def main(given: Sequence[str]) -> int:
         sys.stdout.write(step(options.step))
         return 0
     if options.day:
-        day(topics, hours, options.patterns)
+        sys.stdout.write("\n".join(day(topics, hours, options.patterns)) + "\n")
         return 0
     rows: list[Row] = []
     found: dict[str, DayResult] = {}

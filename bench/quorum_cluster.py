@@ -28,7 +28,7 @@ from kipmesh.cluster.processes import ProcessState
 from kipmesh_chaos.links import Links, Pair
 
 START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 60.0
+EXIT_TIMEOUT_S = 60.0
 WAIT_TIMEOUT_S = 60.0
 CLUSTER_ID = "quorum-of-processes"
 FIRST_CONTROLLER_ID = 1001
@@ -225,13 +225,7 @@ class QuorumCluster:
 
     def wait_exit(self, name: str) -> int:
         """Wait until a node exits without a signal, and return its exit code; QuorumError."""
-        process = self.nodes[name].process
-        if process is None:
-            raise QuorumError(f"{name} was not started")
-        try:
-            return process.wait(START_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            raise QuorumError(f"{name} did not exit within {START_TIMEOUT_S:g} s:\n{self.nodes[name].tail()}") from None
+        return self._wait_exit(self.nodes[name])
 
     # -- the network
 
@@ -311,11 +305,15 @@ class QuorumCluster:
 
     def _end(self, node: QuorumNode, number: signal.Signals) -> int:
         self._signal(node, number)
-        assert node.process is not None
+        return self._wait_exit(node)
+
+    def _wait_exit(self, node: QuorumNode) -> int:
+        if node.process is None:
+            raise QuorumError(f"{node.name} was not started")
         try:
-            return node.process.wait(STOP_TIMEOUT_S)
+            return node.process.wait(EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            raise QuorumError(f"{node.name} did not exit within {STOP_TIMEOUT_S:g} s:\n{node.tail()}") from None
+            raise QuorumError(f"{node.name} did not exit within {EXIT_TIMEOUT_S:g} s:\n{node.tail()}") from None
 
     def close(self) -> None:
         """Kill all nodes and close the links; idempotent."""
@@ -323,7 +321,7 @@ class QuorumCluster:
         for process, identity in started:
             processes.send(process.pid, identity, signal.SIGKILL)
         for process, _ in started:
-            process.wait(STOP_TIMEOUT_S)
+            process.wait(EXIT_TIMEOUT_S)
         if self._pipe[0] >= 0:
             self.run(self.links.close())
             self.portal.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench import compare
-from bench.compare_shapes import SHAPES
+from bench.compare_figures import SHAPES
 
 ROUNDS = [
     {"ours": {"ready_s": 2.0, "memory_mib": 300.0}, "kafka": {"ready_s": 10.0}, "ours3": {"ready_s": 3.0}},
