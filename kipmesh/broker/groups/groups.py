@@ -333,7 +333,8 @@ class GroupsHandler:
         unknown = 0
         for coordinator in coordinators:
             for group_id, (topic, partition), offset in coordinator.table.committed():
-                replica = hosted.find_topic(b"", topic)[0].get(partition)
+                topic_id = hosted.image.topic_names.get(topic)  # the event loop may be deleting the topic
+                replica = None if topic_id is None else hosted.get(topic_id, partition)
                 if replica is None:
                     unknown += 1
                 else:

@@ -99,3 +99,17 @@ async def test_coordinator_exports_lag_of_partitions_it_hosts(cluster: BrokerClu
     await eventually(lambda: lag("led") is None, "the topic is deleted")
     assert unknown(here) in (1, 2)  # 2 until the offsets are deleted
     await eventually(lambda: unknown(here) == 1, "the offsets are deleted")
+
+
+async def test_metrics_are_exported_while_a_topic_is_being_deleted(cluster: BrokerCluster) -> None:
+    here = await coordinator(cluster)
+    await create(cluster, "led", here)
+    await commit(cluster, here, "led", 1)
+    node = cluster.brokers[here]
+    image = node.hosted_replicas.image
+    topic = image.topics.pop(image.topic_names["led"])  # a scrape on another thread may see this step of the deletion
+    try:
+        values = {metric.name: [sample.value for sample in metric.samples] for metric in node.parts.groups.metrics()}
+    finally:
+        image.topics[topic.topic_id] = topic
+    assert values["kafka_consumergroup_lag"] == [RECORDS - 1]
