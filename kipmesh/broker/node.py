@@ -128,13 +128,13 @@ class BrokerNode:
         self._tasks.append(task)
 
     def task_done(self, task: asyncio.Task[None]) -> None:
-        """Fail the node if the task failed. See `Supervisor`."""
+        """Fail the node if the task failed. See `Owner`."""
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("task failed", task=task.get_name(), error=str(error), exc_info=error)
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Complete `failed` with the first error. See `Supervisor`."""
+        """Complete `failed` with the first error. See `Owner`."""
         if not self.failed.done():
             self.failed.set_exception(error)
             self.failed.exception()  # marks it as retrieved: no warning if it is never awaited
@@ -146,7 +146,7 @@ class BrokerNode:
         await lifecycle.send_heartbeats()
 
     async def published(self) -> None:
-        """Report new metadata in a heartbeat and as health status. See `Supervisor`."""
+        """Report new metadata in a heartbeat and as health status. See `Owner`."""
         self.parts.lifecycle.metadata_advanced()
         await self.listeners.set_serving(self.ready)
 
