@@ -23,11 +23,11 @@ import org.apache.kafka.snapshot.RecordsSnapshotWriter;
 import org.apache.kafka.snapshot.Snapshots;
 
 /**
- * Loads a snapshot that kipmesh made with Apache Kafka's own classes, and writes the image that comes of it again.
+ * Loads a snapshot of kipmesh with Apache Kafka's own classes, and writes its image as a snapshot.
  *
- * Arguments: the folder and the id (end offset, epoch) of the snapshot, a folder for Kafka's, how often. Prints one JSON
- * object a round; the first has the cold JVM in it. The heap that an image takes is what a collection leaves while it is
- * there, less what one left before it was loaded.
+ * Arguments: directory, end offset and epoch of the snapshot, output directory, number of rounds. Prints one JSON object
+ * per round. The first round includes the warm-up of the JVM. The heap of an image is the difference of the heap after
+ * garbage collections with and without the image.
  */
 public final class KafkaSnapshot {
     private static final int BATCH_BYTES_MAX = 8 << 20;
@@ -48,7 +48,7 @@ public final class KafkaSnapshot {
         }
     }
 
-    /** One round, of which nothing is left on the heap. */
+    /** Runs one round, and leaves no objects on the heap. */
     private static void measure(Path folder, OffsetAndEpoch id, Path own, OffsetAndEpoch made) throws Exception {
         long before = usedBytes();
         long begin = System.nanoTime();

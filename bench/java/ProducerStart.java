@@ -36,11 +36,11 @@ import org.apache.kafka.common.requests.RequestHeader;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 
 /**
- * One record to each of many topics by Apache Kafka's own producer: what `bench/metadata.py` does with ours.
+ * Sends one record to each of many topics with Apache Kafka's producer, as `bench/metadata.py` does with ours.
  *
- * Arguments: the bootstrap address, the broker's JMX port, `create`, `awaited` or `burst`, how many topics, and
- * for `create` how many replicas. Prints one JSON object. Metadata requests are counted where the client hands
- * them to its sockets, and by the broker as well. Bytes are those of requests and answers with their headers.
+ * Arguments: bootstrap address, JMX port of the broker, `create`, `awaited` or `burst`, number of topics, and for
+ * `create` the number of replicas. Prints one JSON object. Counts metadata requests between the client and its
+ * sockets, and in the broker. Bytes are those of requests and responses with their headers.
  */
 public final class ProducerStart {
     private static final byte[] VALUE = "x".repeat(100).getBytes();
@@ -89,7 +89,7 @@ public final class ProducerStart {
                 }
                 admin.createTopics(fresh).all().get();
             }
-            // The brokers have them when they describe the last one.
+            // All topics exist once the brokers can describe the last one.
             while (true) {
                 try {
                     admin.describeTopics(names.subList(names.size() - 1, names.size())).allTopicNames().get();
@@ -129,7 +129,7 @@ public final class ProducerStart {
         }
     }
 
-    /** Puts a counter between the producer's network client and its sockets. */
+    /** Inserts a counter between the producer's network client and its sockets. */
     private static void count(KafkaProducer<byte[], byte[]> producer) throws Exception {
         Object client = field(field(producer, "sender"), "client");
         Field place = place(client.getClass(), "selector");
@@ -193,7 +193,7 @@ public final class ProducerStart {
         return place(of.getClass(), name).get(of);
     }
 
-    /** Metadata requests and their bytes, by the broker. */
+    /** Metadata requests and their bytes, as counted by the broker. */
     private static double[] brokerCounts(MBeanServerConnection broker) throws Exception {
         ObjectName name = new ObjectName("kafka.network:type=RequestMetrics,name=RequestBytes,request=Metadata");
         if (!broker.isRegistered(name)) {
