@@ -142,7 +142,7 @@ def test_no_record_is_lost_under_network_faults_and_clock_jumps(tmp_path: Path, 
 @linux
 def test_broker_continues_without_a_failed_log_directory(tmp_path: Path, run_directory: Path) -> None:
     """The run reports an anomaly if the broker does not notice the failure or exits."""
-    faults = [{"kind": "failed-run_directory", "target": "leader:0", "at_s": 1, "for_s": 6}]
+    faults = [{"kind": "failed-folder", "target": "leader:0", "at_s": 1, "for_s": 6}]
     file = experiment(tmp_path, faults, 16, workload={"partitions": 4})
     tried = run_command(file, run_directory)
     if tried.returncode == 77:
@@ -150,7 +150,7 @@ def test_broker_continues_without_a_failed_log_directory(tmp_path: Path, run_dir
     assert tried.returncode == 0, f"{tried.stdout}\n{tried.stderr}"
     summary = json.loads((run_directory / "in-a-test-5" / "summary.json").read_text())
     assert summary["clean"] is True
-    assert summary["faults_by_kind"] == {"failed-run_directory": 1}
+    assert summary["faults_by_kind"] == {"failed-folder": 1}
     assert summary["acknowledged"] > 0
 
 
