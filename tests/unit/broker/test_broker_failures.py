@@ -139,7 +139,7 @@ async def test_longest_log_is_elected_after_power_cut(cluster: BrokerCluster) ->
     assert values(log_bytes(cluster, 1, topic_id)) == [b"%d" % n for n in range(10)]
 
 
-async def test_follower_truncates_records_the_leader_never_had(cluster: BrokerCluster) -> None:
+async def test_follower_truncates_records_missing_on_leader(cluster: BrokerCluster) -> None:
     topic_id = await cluster.create("diverged")
     for number in range(3):
         await acknowledged(cluster, "diverged", topic_id, b"%d" % number)

@@ -206,7 +206,7 @@ async def test_gate_probes_only_few_remote_leaders_for_kafka_clients() -> None:
     assert cluster.probed == [1]
 
 
-async def test_unresponsive_leader_is_not_probed_again_until_slow_s_passed() -> None:
+async def test_unresponsive_leader_is_not_probed_again_before_slow_interval() -> None:
     clock, probed, results = Clock(), [], []
 
     async def time_out(address: Address, timeout_s: float) -> bool:

@@ -87,7 +87,7 @@ async def test_leader_raises_log_start_to_slowest_live_replica() -> None:
         (RetentionLimits(1 << 60, 100 << 20), 0),
         (RetentionLimits(1 << 60, 1), 24),
     ],
-    ids=["older than a week", "neither", "beyond the bytes"],
+    ids=["above age limit", "within both limits", "above size limit"],
 )
 async def test_retention_by_age_and_size_ignores_absent_voters(retention: RetentionLimits, start: int) -> None:
     member = CleanedMember(retention)  # the records have timestamps of 1970
