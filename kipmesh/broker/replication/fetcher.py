@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -318,25 +319,30 @@ class ReplicaFetcher:
                 self._moved[replica] = None
             return
         is_out_of_range = data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
-        write_log = log.info
         if data.diverging_epoch is not None:
             self._has_truncated = True  # even if it raises
             replica.truncate_diverged(data.diverging_epoch)
-            event = "truncated to the diverging epoch"
+            diverging_epoch = data.diverging_epoch.epoch
+            log.info(
+                "truncated to the diverging epoch", diverging_epoch=diverging_epoch, **_positions(replica, requested)
+            )
         elif is_out_of_range and replica.restart_in_range(data.log_start_offset, data.high_watermark):
-            event = "restarted at the leader's log start"
+            log.info("restarted at the leader's log start", **_positions(replica, requested))
         elif is_out_of_range and replica.truncate_future_epochs():
-            event, write_log = "truncated batches of a future leader epoch", log.warning
+            log.warning("truncated batches of a future leader epoch", **_positions(replica, requested))
         else:
             self._delay(replica, ErrorCode.of(data.error_code))
             return
         self._has_truncated = True
         self._moved[replica] = None
-        write_log(
-            event,
-            topic=replica.topic,
-            partition=replica.partition,
-            leader_epoch=replica.leader_epoch,
-            fetch_offset=requested.fetch_offset,
-            log_end_offset=replica.log.log_end_offset,
-        )
+
+
+def _positions(replica: Replica, requested: m.FetchPartition) -> dict[str, Any]:
+    """Return the fields of a log event about a truncation."""
+    return {
+        "topic": replica.topic,
+        "partition": replica.partition,
+        "leader_epoch": replica.leader_epoch,
+        "fetch_offset": requested.fetch_offset,
+        "log_end_offset": replica.log.log_end_offset,
+    }
