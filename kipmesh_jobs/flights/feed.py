@@ -80,7 +80,7 @@ def remove_cluster(directory: Path) -> int:
             cluster.down()
         except ClusterError as error:
             # Without a readable cluster.json its processes are unknown, and the directory is deleted anyway.
-            if (directory / "cluster.json").exists() and "cannot be read" not in str(error):
+            if (directory / "cluster.json").exists() and "cannot read" not in str(error):
                 raise JobError(f"the cluster of an earlier run did not stop: {error}") from None
     shutil.rmtree(directory, ignore_errors=True)
     return running

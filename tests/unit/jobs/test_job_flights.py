@@ -15,6 +15,7 @@ from kipmesh_jobs.flights import feed
 from kipmesh_jobs.flights.dataset import Flight
 from kipmesh_jobs.flights.job import JOB, Options, interval_ms
 from kipmesh_jobs.flights.results import BatchEnd, read_batches, spans
+from kipmesh_jobs.frame import JobError
 
 
 @pytest.mark.parametrize(
@@ -138,3 +139,19 @@ def test_spans_match_a_scan_of_all_batches(seed: int) -> None:
                 before = batches[index - 1].watermark_ms if index else 0
                 expected.setdefault((partition, offset), (batch.number, before))
     assert found == expected
+
+
+def test_earlier_cluster_with_unreadable_state_is_deleted(tmp_path: Path) -> None:
+    directory = tmp_path / "cluster"
+    (directory / "cluster.json").mkdir(parents=True)
+    assert feed.remove_cluster(directory) == 0
+    assert not directory.exists()
+
+
+def test_earlier_cluster_with_invalid_state_is_kept(tmp_path: Path) -> None:
+    directory = tmp_path / "cluster"
+    directory.mkdir()
+    (directory / "cluster.json").write_text("{")
+    with pytest.raises(JobError, match="did not stop"):
+        feed.remove_cluster(directory)
+    assert directory.exists()
