@@ -246,7 +246,10 @@ def reset(
         group = (await admin.describe_groups([group_id]))[group_id]
         if group.state not in _RESETTABLE:
             count = len(group.members)
-            raise CommandError(f"group {group_id!r} is {group.state} with {count} members: stop them first")
+            raise CommandError(
+                f"cannot reset offsets of group {group_id!r} in state {group.state} (members: {count}); "
+                "stop the members first"
+            )
         before = await admin.list_group_offsets(group_id, partitions)
         after = await admin.reset_group_offsets(group_id, partitions, to, value, dry_run=dry_run)
         return {where: one.offset for where, one in before.items()}, after
@@ -341,7 +344,7 @@ def delete(group_id: Group, *, connection: AdminConnection) -> None:
         except KafkaError as error:
             if error.code is not ErrorCode.NON_EMPTY_GROUP:
                 raise
-            raise KafkaError(error.code, f"group {group_id!r} has members: stop them first") from None
+            raise KafkaError(error.code, f"group {group_id!r} has members; stop the members first") from None
 
     connection.run(work)
     print(f"{printable(group_id)}: deleted")

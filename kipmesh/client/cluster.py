@@ -162,7 +162,7 @@ class Cluster:
                     failure = transport_failure(error)
                     continue
                 code = retry(response)
-                return response if code is None else KafkaError(code, f"{name} at {address} failed")
+                return response if code is None else KafkaError(code, f"request {name} to broker {address} failed")
             return failure
 
         return await self.retry(attempt, timeout_s)

@@ -417,7 +417,7 @@ def parse_write_options(raw: Mapping[str, str], mode: Mode) -> WriteOptions:
             raise InvalidOptionError("batchId", "belongs to batch writes, Spark numbers the batches of a stream")
         _check_length("batchId", batch_id, _BATCH_ID_LENGTH_MAX)
         if not write_ids:
-            raise InvalidOptionError("batchId", "needs writeIds true, got false")
+            raise InvalidOptionError("batchId", "requires writeIds=true, got false")
     _check_acknowledged(options)
     client_config = client_settings(options, ProducerConfig, _PRODUCER_CONFIG)
     if not ProducerConfig.parse(client_config).enable_idempotence:  # two other keys disable it implicitly

@@ -180,7 +180,9 @@ def take_inventory(replicas: Sequence[tuple[str, str]], topics: Sequence[str] = 
     for name, path in replicas:
         directories = data_directories(path)
         if not directories:
-            raise JobError(f"replica {name}: {path} has no data directory, which has meta.properties or logs")
+            raise JobError(
+                f"replica {name}: no data directory in {path}; a data directory has meta.properties or partition logs"
+            )
         if name not in inventory.replicas:
             inventory.replicas.append(name)
         for directory in directories:

@@ -166,7 +166,10 @@ class BrokerLifecycle:
         if response.error_code:
             code = ErrorCode.of(response.error_code)
             if code == ErrorCode.STALE_BROKER_EPOCH:
-                raise KafkaError(code, f"another process has registered broker {self.config.node_id}")
+                raise KafkaError(
+                    code,
+                    f"another process is registered as broker {self.config.node_id}; stop it, or change node.id here",
+                )
             if code == ErrorCode.BROKER_ID_NOT_REGISTERED:
                 raise KafkaError(code, f"broker {self.config.node_id} is no longer registered")
             log.warning("heartbeat refused", error=code.name)

@@ -169,7 +169,7 @@ class GroupAdmin(AdminRequests):
         ]
         _, response = await self._call_group(group_id, m.OffsetDeleteRequest(group_id, topics))
         if response.error_code:
-            raise KafkaError(response.error_code, f"cannot delete offsets of group {group_id!r}")
+            raise KafkaError(response.error_code, f"cannot delete committed offsets of group {group_id!r}")
         for topic in response.topics:
             for one in topic.partitions:
                 if one.error_code:

@@ -496,7 +496,9 @@ class BrokerConfig(NodeConfig, WireConfig):
         others = [one.name for one in self.mesh_endpoints if one.name != self.mesh_listener]
         with_tls = [name for name in others if self.has_tls(name)]
         if with_tls and self.ssl_client_auth == "requested":
-            raise ValueError(f"listener {with_tls[0]} is gRPC; set ssl.client.auth to none or required")
+            raise ValueError(
+                f"listener {with_tls[0]} is gRPC, which does not support ssl.client.auth=requested; set none or required"
+            )
         return self
 
     @property

@@ -60,7 +60,9 @@ class SslConfig(Config):
     @model_validator(mode="after")
     def _check_one_place(self) -> Self:
         if self.ssl_certificate_dir and (self.ssl_keystore_location or self.ssl_truststore_location):
-            raise ValueError("set either ssl.certificate.dir, or ssl.keystore.location and ssl.truststore.location")
+            raise ValueError(
+                "ssl.certificate.dir excludes ssl.keystore.location and ssl.truststore.location, remove it or both"
+            )
         return self
 
     def check_ssl_files(self, feature: str, *, needs_certificate: bool) -> None:

@@ -82,7 +82,7 @@ async def test_describe_and_list_show_group_with_members(bootstrap: str) -> None
         for arguments in (("reset", "busy", "--topic", "busy", "--to-latest"), ("delete", "busy")):
             result = await kipmesh(bootstrap, *arguments)
             assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
-            assert "stop them first" in result.stderr
+            assert "stop the members first" in result.stderr
         assert await offsets(bootstrap, "busy") == [4]
 
 

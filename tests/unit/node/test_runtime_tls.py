@@ -61,7 +61,7 @@ def test_security_protocol_map_sets_protocol_of_listener() -> None:
         (TLS | {"listener.security.protocol.map": "KAFKA:SSL"}, "listener.security.protocol.map lacks listener MESH"),
         (TLS | {"ssl.node.names": ""}, "listener MESH with SSL needs ssl.node.names"),
         (TLS | {"ssl.certificate.dir": ""}, "needs ssl.certificate.dir, or ssl.keystore.location and ssl.truststore"),
-        (TLS | STORES, "set either ssl.certificate.dir, or ssl.keystore.location"),
+        (TLS | STORES, "ssl.certificate.dir excludes ssl.keystore.location"),
         (TLS | {"ssl.client.auth": "perhaps"}, "none, requested or required"),
         ({"http.listener": "https://127.0.0.1:0"}, "http.listener with https needs ssl.certificate.dir"),
         ({"http.listener": "ftp://127.0.0.1:0"}, "is not host:port, http://host:port or https://host:port"),
