@@ -497,7 +497,8 @@ class BrokerConfig(NodeConfig, WireConfig):
         with_tls = [name for name in others if self.has_tls(name)]
         if with_tls and self.ssl_client_auth == "requested":
             raise ValueError(
-                f"listener {with_tls[0]} is gRPC, which does not support ssl.client.auth=requested; set none or required"
+                f"listener {with_tls[0]} is gRPC, which does not support ssl.client.auth=requested; "
+                "set it to none or required"
             )
         return self
 
