@@ -1,7 +1,8 @@
 """The HTTP API: `/v1/topics`, `/v1/topics/{topic}/records`, `/v1/lag`, probes and metrics. See docs/http-api.md.
 
 Errors are JSON with Kafka's error code. Status: 400 invalid or unknown parameter; 404 unknown topic, partition or path;
-405 wrong method; 416 offset out of range; 503 too many streams or cluster not available.
+405 wrong method; 416 offset out of range; 500 internal error; 503 too many streams or cluster not available; 504
+request to the cluster timed out.
 """
 
 from __future__ import annotations
@@ -166,7 +167,11 @@ def _add_records(app: FastAPI, backend: Backend) -> None:
 
 
 def _start(begin: str | None, last_event_id: str | None, group_id: str | None) -> Start:
-    """Return the start of a stream. A group's committed offsets take precedence over Last-Event-ID."""
+    """Return the start of a stream from `from` and Last-Event-ID, which applies unless the start is `committed`.
+
+    Without `from` the start is `committed` if the service has a `group.id`, else `earliest`. Raises
+    KafkaError(INVALID_REQUEST).
+    """
     start = parse_start(begin or (Edge.EARLIEST if group_id is None else Edge.COMMITTED))
     if start.edge is Edge.COMMITTED:
         if group_id is None:

@@ -29,7 +29,10 @@ log = structlog.get_logger(__name__)
 
 
 class Backend:
-    """Serves the requests of the HTTP API. Methods raise KafkaError, BROKER_NOT_AVAILABLE before `connect` succeeds."""
+    """The cluster as the HTTP API sees it: topics, offsets and streams.
+
+    These methods raise KafkaError: BROKER_NOT_AVAILABLE before `connect` has succeeded, or an error of the cluster.
+    """
 
     def __init__(self, config: ConsumerServiceConfig, registry: CollectorRegistry) -> None:
         self.registry = registry
@@ -44,7 +47,7 @@ class Backend:
         return self._admin is not None and not self.streams.stopping.is_set()
 
     async def connect(self) -> None:
-        """Connect to the cluster, retrying until a broker responds."""
+        """Connect to the cluster. Retries without a time limit until a broker responds, and logs failures."""
         wait_s = CONNECT_RETRY_S_FIRST
         while self._admin is None:
             admin = AdminClient(self.config.bootstrap_servers, **self._settings(AdminConfig))
@@ -60,16 +63,24 @@ class Backend:
         log.info("connected to the cluster", bootstrap=self.config.bootstrap_servers)
 
     async def topics(self) -> Sequence[TopicMetadata]:
-        """Return all topics, sorted by name."""
+        """Return the metadata of all topics, sorted by name. Raises KafkaError."""
         return await self._connected().list_topics()
 
     async def partitions(self, topic: str) -> list[int]:
-        """Return the partition numbers of a topic. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
+        """Return the partition numbers of a topic, sorted.
+
+        Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION if the topic does not exist, INVALID_TOPIC_EXCEPTION, or an error
+        of the cluster.
+        """
         (metadata,) = await self._connected().describe_topics([topic])
         return sorted(metadata.partitions)
 
     async def end_offsets(self, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the high watermarks by partition. Missing partitions are omitted and their positions forgotten."""
+        """Return the high watermark of each partition.
+
+        If a topic lacks one of its `wanted` partitions, all its partitions are omitted and their delivered positions
+        removed. Raises KafkaError for other errors.
+        """
         ends: dict[TopicPartition, int] = {}
         by_topic: dict[str, list[TopicPartition]] = {}
         for one in wanted:
@@ -87,7 +98,10 @@ class Backend:
         return ends
 
     async def open_stream(self, request: StreamRequest) -> Stream:
-        """Open a stream with a new consumer. Raises StreamsExhaustedError or KafkaError."""
+        """Open a stream with a new consumer; a member of the group for `from=committed`.
+
+        Raises StreamsExhaustedError if `streams.max` is reached, KafkaError.
+        """
         self._connected()
         settings = self._settings(ConsumerConfig)
         is_member = request.start.edge is Edge.COMMITTED
@@ -99,13 +113,13 @@ class Backend:
         )
 
     async def close(self) -> None:
-        """Disconnect. Idempotent."""
+        """Close the admin client, if connected. Streams close their own consumers. Idempotent."""
         admin, self._admin = self._admin, None
         if admin is not None:
             await admin.close()
 
     def _settings(self, kind: type[Config]) -> dict[str, Any]:
-        """Return the service's settings that this kind of client also has."""
+        """Return the service's settings that a client with configuration class `kind` also has."""
         known = frozenset(kind.keys())
         return {key: value for key, value in self.config.as_dict().items() if key in known}
 

@@ -12,17 +12,17 @@ from kipmesh.client import FetchStats
 
 
 class FetchCollector(Collector):
-    """Exports the fetch counters of all streams (227-19), which `read` returns."""
+    """Exports fetch counters of all streams to Prometheus. `read` returns the current counters (227-19)."""
 
     def __init__(self, read: Callable[[], FetchStats]) -> None:
         self._read = read
 
     def describe(self) -> Iterator[Metric]:
-        """Return the metric families, for registration."""
+        """Yield the metric families, which the registry reads at registration."""
         return self.collect()
 
     def collect(self) -> Iterator[Metric]:
-        """Return the metric families with the current values."""
+        """Yield the metric families with the current values."""
         stats = self._read()
         yield GaugeMetricFamily(
             "kipmesh_consumer_fetch_sessions_open", "Open fetch sessions of streams", value=stats.sessions
@@ -41,7 +41,7 @@ class FetchCollector(Collector):
 
 
 class ServiceMetrics:
-    """Metrics of streams and delivered records."""
+    """Prometheus metrics of streams and delivered records, registered in `registry`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.streams_open = Gauge("kipmesh_consumer_streams_open", "Open streams", registry=registry)

@@ -20,7 +20,7 @@ _STATUS: Mapping[ErrorCode, int] = {
 
 
 class Topic(BaseModel):
-    """A topic with its partition numbers."""
+    """A topic: its name, id and partition numbers."""
 
     name: str
     topic_id: str = Field(description="URL-safe Base64, as printed by Kafka")
@@ -28,13 +28,13 @@ class Topic(BaseModel):
 
 
 class Topics(BaseModel):
-    """List of all topics."""
+    """All topics of the cluster, sorted by name."""
 
     topics: list[Topic]
 
 
 class PartitionLag(BaseModel):
-    """Lag of this service in a partition."""
+    """Lag of this service in a partition, over all its streams, in offsets."""
 
     topic: str
     partition: int
@@ -44,7 +44,7 @@ class PartitionLag(BaseModel):
 
 
 class StreamLag(BaseModel):
-    """Lag of an open stream in a partition."""
+    """Lag of an open stream in a partition, in offsets."""
 
     stream_id: int
     topic: str
@@ -76,7 +76,7 @@ class Error(BaseModel):
 
 
 def status_of(error: KafkaError) -> int:
-    """Return the HTTP status of a Kafka error. Default: 503 for retriable errors, 500 for others."""
+    """Return the HTTP status of a Kafka error: 400, 404, 416 or 504, else 503 if it is retriable, else 500."""
     return _STATUS.get(error.code, 503 if error.retriable else 500)
 
 

@@ -1,4 +1,4 @@
-"""The consumer service as a node: its HTTP server and its clients."""
+"""Runs the consumer service: its HTTP server and its clients of the cluster."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ class _Server(uvicorn.Server):
 
 
 class ConsumerNode:
-    """Serves the HTTP API on `http.listener`. `failed` gets the exception if the server fails."""
+    """The consumer service: an HTTP server on `http.listener` and a backend. Create it in a running event loop.
+
+    If the HTTP server fails, the future `failed` gets its exception.
+    """
 
     def __init__(self, config: ConsumerServiceConfig) -> None:
         self.registry = CollectorRegistry()
@@ -67,9 +70,9 @@ class ConsumerNode:
         return self._backend.ready
 
     async def start(self) -> None:
-        """Start the HTTP server and connect to the cluster in the background.
+        """Start the HTTP server, set `http_port`, and connect to the cluster in the background.
 
-        Raises HttpAddressError if it cannot listen on `http.listener`.
+        Returns when the server listens. Raises HttpAddressError if it cannot listen on `http.listener`.
         """
         listener = _bind(self._config)
         self.http_port = listener.getsockname()[1]
@@ -97,7 +100,11 @@ class ConsumerNode:
         log.info("http server started", port=self.http_port)
 
     async def stop(self) -> None:
-        """End all streams after their current record, then stop the server and the clients. Idempotent."""
+        """End all streams, stop the HTTP server and close the clients. Idempotent.
+
+        A stream ends after the records that it has polled. The server waits for open responses for up to
+        `shutdown.grace.ms`, at least 1 s.
+        """
         self._backend.streams.stopping.set()
         if self._connecting is not None:
             self._connecting.cancel()

@@ -13,7 +13,7 @@ PARTITIONS_MAX = 10_000
 
 
 class Edge(StrEnum):
-    """Start of a stream for all partitions."""
+    """A start that applies to all partitions of a stream: the value of the parameter `from`."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -30,21 +30,21 @@ class StreamFormat(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start of a stream: an edge for all partitions, or an offset by partition."""
+    """Start of a stream: either `edge` for all partitions, or `offsets` by partition. The other one is None."""
 
     edge: Edge | None = None
     offsets: Mapping[int, int] | None = None
 
 
 def bad_parameter(text: str) -> KafkaError:
-    """Return the error of an invalid parameter (HTTP 400)."""
+    """Return (does not raise) KafkaError(INVALID_REQUEST), which the API converts to HTTP 400."""
     return KafkaError(ErrorCode.INVALID_REQUEST, text)
 
 
 def parse_start(text: str) -> Start:
-    """Parse `earliest`, `latest`, `committed` or `0:100,1:50` (partition:offset).
+    """Parse the parameter `from`: `earliest`, `latest`, `committed` or `0:100,1:50` (partition:offset).
 
-    Raises KafkaError(INVALID_REQUEST).
+    Raises KafkaError(INVALID_REQUEST) for other text, a partition that occurs twice, or too many partitions.
     """
     if text in set(Edge):
         return Start(edge=Edge(text))
@@ -68,9 +68,10 @@ def _is_number(text: str) -> bool:
 
 
 def choose_partitions(existing: Sequence[int], requested: Sequence[int], start: Start) -> list[int]:
-    """Return the requested partitions, or those with a start offset, or all existing ones, sorted.
+    """Return the partitions to stream, sorted: `requested`, else those with a start offset, else all existing ones.
 
-    Raises KafkaError: INVALID_REQUEST if both are given and differ, UNKNOWN_TOPIC_OR_PARTITION.
+    Raises KafkaError: INVALID_REQUEST if `requested` and the start offsets name different partitions,
+    UNKNOWN_TOPIC_OR_PARTITION if one of them does not exist.
     """
     named = list(start.offsets or ())
     if requested and named and set(requested) != set(named):
@@ -86,8 +87,9 @@ def choose_partitions(existing: Sequence[int], requested: Sequence[int], start: 
 
 
 def choose_format(name: str | None, accept: str | None) -> StreamFormat:
-    """Return the format from the parameter `format`, or from the Accept header, or NDJSON.
+    """Return the format that the parameter `format` names (ndjson, sse).
 
+    Without it: SSE if the Accept header lists text/event-stream, otherwise NDJSON.
     Raises KafkaError(INVALID_REQUEST) for an unknown `format`.
     """
     match name:

@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 
 class RecordResponse(Response):
-    """Sends the records of a stream and always closes the stream."""
+    """HTTP response that sends the records of a stream in one format, and closes the stream in every case."""
 
     def __init__(self, streams: Streams, stream: Stream, form: StreamFormat) -> None:
         super().__init__(status_code=200, media_type=form.value)
@@ -40,7 +40,7 @@ class RecordResponse(Response):
         self._write_timeout_s = streams.config.stream_write_timeout_ms / 1000
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream until it ends or the HTTP client disconnects."""
+        """Send the stream until it ends, fails, stalls or the HTTP client disconnects; then close the stream."""
         sender = asyncio.create_task(self._send_all(send))
         watcher = asyncio.create_task(_until_disconnected(receive))
         end = End.READER_GONE
@@ -86,7 +86,7 @@ class RecordResponse(Response):
         self._streams.metrics.bytes_delivered.inc(len(chunk))
 
     def _chunks(self, records: Sequence[ConsumerRecord]) -> Iterator[tuple[Sequence[ConsumerRecord], bytes]]:
-        """Encode records in chunks of about CHUNK_BYTES and yield each chunk with its records."""
+        """Encode records; yield chunks of about CHUNK_BYTES as (records of the chunk, bytes)."""
         lines: list[str] = []
         begin = size = 0
         for index, record in enumerate(records):
@@ -101,7 +101,7 @@ class RecordResponse(Response):
                 lines, begin, size = [], index + 1, 0
 
     def _event_id(self, sent: Sequence[ConsumerRecord]) -> str:
-        """Return the positions after these records in the format of `from`. Clients resume there (Last-Event-ID)."""
+        """Return the stream's positions after these records, `0:100,1:50`. Last-Event-ID resumes there."""
         after = {**self._stream.positions, **{record.partition: record.offset + 1 for record in sent}}
         return ",".join(f"{partition}:{offset}" for partition, offset in sorted(after.items()))
 

@@ -1,13 +1,13 @@
-"""Streams of records for HTTP clients (readers). Each stream has its own consumer, which is polled as fast as the
-reader receives.
+"""Streams of records for HTTP clients (readers). Each stream has its own consumer and polls only as fast as its reader
+receives.
 
 A stream buffers one poll of records besides its consumer's prefetch (`fetch.max.bytes`); a stalled reader is dropped
 after `stream.write.timeout.ms`. The end of a stream closes its consumer and releases its slot (`streams.max`).
 
 With `from=committed` the stream, not the service, is a group member. It commits only when polling and ending, so no
-unsent record is committed. If the reader disconnects or stalls, the end commits nothing: delivery is at least once,
-except for records in network buffers. `timeout_ms` starts with the first assignment, which must arrive within
-`default.api.timeout.ms`.
+unsent record is committed. If the reader disconnects or stalls, the end commits nothing. Delivery is at least once,
+except for records in network buffers. The time limit `timeout_ms` of a member starts with its first assignment, which
+must arrive within `default.api.timeout.ms`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ JOIN_POLL_S = 0.5
 
 
 class StreamsExhaustedError(Exception):
-    """`streams.max` is reached (HTTP 503)."""
+    """The service already has `streams.max` streams (HTTP 503)."""
 
 
 class End(StrEnum):
@@ -55,7 +55,11 @@ _COMMITTING_ENDS = frozenset({End.LIMIT, End.TIMEOUT, End.SHUTDOWN})
 
 @dataclass(frozen=True, slots=True)
 class StreamRequest:
-    """Parameters of a stream."""
+    """Parameters of a stream.
+
+    `limit` is a number of records, `timeout_ms` a time without a record after which the stream ends; None means no
+    limit. Without `follow` the stream ends at the end offsets of its beginning.
+    """
 
     topic: str
     partitions: Sequence[int]
@@ -66,7 +70,7 @@ class StreamRequest:
 
 
 class Delivered(NamedTuple):
-    """Highest offset after a record that this service delivered from a partition."""
+    """A partition and its `position`: the highest offset after a record that this service delivered."""
 
     topic: str
     partition: int
@@ -74,11 +78,11 @@ class Delivered(NamedTuple):
 
 
 class DeliveredPositions:
-    """Positions delivered by any stream of this service, by topic and partition.
+    """The highest position that any stream of this service has delivered, by topic and partition.
 
-    They determine the lag that the service reports. The group's lag, by committed offsets, is reported by its
-    coordinator (`kafka_consumergroup_lag`). Holds at most `partitions_max` partitions; the least recently used is
-    evicted.
+    The service reports its lag from these positions. The group's lag, by committed offsets, is reported by its
+    coordinator (`kafka_consumergroup_lag`). Holds at most `partitions_max` partitions. The partition for which no
+    record was delivered for longest is evicted first.
     """
 
     def __init__(self, partitions_max: int) -> None:
@@ -89,7 +93,7 @@ class DeliveredPositions:
         return len(self._positions)
 
     def deliver(self, topic: str, partition: int, next_offset: int) -> None:
-        """Record that a stream delivered the records below `next_offset`."""
+        """Record that a stream delivered the records below `next_offset`. The stored position never decreases."""
         key = (topic, partition)
         self._positions[key] = max(next_offset, self._positions.get(key, 0))
         self._positions.move_to_end(key)
@@ -97,11 +101,11 @@ class DeliveredPositions:
             self._positions.popitem(last=False)
 
     def forget(self, topic: str, partition: int) -> None:
-        """Remove the position of a deleted or recreated partition."""
+        """Remove the position of a partition, which was deleted. Does nothing if there is none."""
         self._positions.pop((topic, partition), None)
 
     def of(self, topic: str | None) -> list[Delivered]:
-        """Return the positions of a topic (None: all topics), sorted."""
+        """Return the positions of a topic (None: all topics), sorted by topic and partition."""
         return [Delivered(*key, at) for key, at in sorted(self._positions.items()) if topic in (None, key[0])]
 
 
@@ -130,23 +134,26 @@ class Streams:
         return next(self._ids)
 
     def release_slot(self, stream_id: int) -> None:
-        """Release the slot of a stream."""
+        """Release the slot of a stream and remove the stream from `open`. Call it once per reserved slot."""
         self.open.pop(stream_id, None)
         self._free_slots += 1
         self.metrics.streams_open.dec()
 
     def update_fetch_stats(self) -> None:
-        """Update `fetch_stats` on the event loop, before a scrape on another thread."""
+        """Set `fetch_stats` to the current counters. Call it on the event loop before a scrape on another thread."""
         self.fetch_stats = sum((stream.fetch_stats for stream in self.open.values()), self._closed_stats)
 
     def add_closed_stats(self, stats: FetchStats) -> None:
-        """Add the counters of a closed stream to the totals."""
+        """Add the counters of a closed stream to the totals, without its open sessions and partitions."""
         self._closed_stats += replace(stats, sessions=0, partitions=0)
 
     async def open_stream(
         self, request: StreamRequest, make_consumer: Callable[[], Consumer], kind: type[Stream]
     ) -> Stream:
-        """Open a stream with a new consumer. Raises StreamsExhaustedError or KafkaError."""
+        """Reserve a slot and begin a stream of class `kind`. Closes it again on errors of `Stream.begin`.
+
+        Raises StreamsExhaustedError if no slot is free, KafkaError.
+        """
         stream_id = self.reserve_slot()
         stream = kind(self, stream_id, request, make_consumer())
         try:
@@ -159,7 +166,7 @@ class Streams:
 
 
 class Stream:
-    """A stream of records from fixed partitions. Belongs to the task of its HTTP request."""
+    """A stream of records from fixed partitions. Only the task of its HTTP request may use it."""
 
     def __init__(self, streams: Streams, stream_id: int, request: StreamRequest, consumer: Consumer) -> None:
         self.stream_id = stream_id
@@ -173,7 +180,10 @@ class Stream:
         self._left = request.limit
 
     async def begin(self) -> None:
-        """Connect and seek to the start offsets. Raises KafkaError, OFFSET_OUT_OF_RANGE for an invalid start."""
+        """Connect the consumer and seek to the start offsets.
+
+        Raises KafkaError: OFFSET_OUT_OF_RANGE for a start offset outside the log, or an error of the cluster.
+        """
         consumer = self._require_consumer()
         await consumer.start()
         request = self.request
@@ -190,7 +200,10 @@ class Stream:
             consumer.seek(one, self.positions[one.partition])
 
     async def batches(self) -> AsyncGenerator[Sequence[ConsumerRecord], None]:
-        """Yield batches of records, and `()` when a heartbeat is due. `end` is set afterwards. Raises KafkaError."""
+        """Yield lists of records, and `()` after each `stream.heartbeat.interval.ms` without a record.
+
+        Ends when a limit or the end offset is reached, or the service stops; `end` has the reason. Raises KafkaError.
+        """
         heartbeat_s = self._streams.config.stream_heartbeat_interval_ms / 1000
         limit_s = self.request.timeout_ms / 1000 if self.request.timeout_ms is not None else None
         begin = last_sent = time.monotonic()
@@ -216,7 +229,7 @@ class Stream:
                 yield ()
 
     def mark_delivered(self, records: Sequence[ConsumerRecord]) -> None:
-        """Record that these records were sent to the reader."""
+        """Record that these records were sent to the reader: advances the positions and counts the records."""
         topic = self.request.topic
         for record in records:
             self.positions[record.partition] = record.offset + 1
@@ -226,11 +239,14 @@ class Stream:
 
     @property
     def fetch_stats(self) -> FetchStats:
-        """Fetch counters of the stream's consumer; empty after `close`."""
+        """Fetch counters of the stream's consumer; all 0 after `close`."""
         return self._consumer.fetch_stats if self._consumer is not None else FetchStats()
 
     async def close(self, end: End | None = None) -> None:
-        """Close the consumer and release the slot. `end` is the reason unless one is set. Idempotent."""
+        """Close the consumer and release the slot. Idempotent, and ignores errors of the consumer.
+
+        `end` becomes the reason if the stream does not have one yet.
+        """
         consumer, self._consumer = self._consumer, None
         if consumer is None:
             return
@@ -255,7 +271,7 @@ class Stream:
         return self._consumer
 
     async def _poll(self, wait_s: float) -> Sequence[ConsumerRecord]:
-        """Poll up to `max.poll.records` records. Returns early when the service stops."""
+        """Return up to `max.poll.records` records, none after `wait_s` or when the service stops. Raises KafkaError."""
         consumer = self._require_consumer()
         records_max = self._streams.config.max_poll_records
         if self._left is not None:
@@ -291,7 +307,7 @@ class Stream:
         return self.end is not None
 
     async def _is_at_end(self) -> bool:
-        """Whether the consumer's positions reached the end offsets. Positions also pass control batches."""
+        """Whether the consumer's positions reached all end offsets. Positions also advance past control batches."""
         for partition, end in list(self._unread.items()):
             if await self._require_consumer().position((self.request.topic, partition)) < end:
                 return False
@@ -300,24 +316,24 @@ class Stream:
 
 
 class MemberStream(Stream, RebalanceListener):
-    """A stream with `from=committed`: a member of the service's group that follows new records."""
+    """A stream with `from=committed`: a member of the service's group, which assigns its partitions."""
 
     _assigned_at: float | None = None
 
     async def begin(self) -> None:
-        """Connect and subscribe. The first polls join the group. Raises KafkaError."""
+        """Connect and subscribe to the topic. The first polls join the group. Raises KafkaError."""
         consumer = self._require_consumer()
         await consumer.start()
         consumer.subscribe([self.request.topic], self)
 
     def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
-        """Count newly assigned partitions. The first assignment, even an empty one, starts `timeout_ms`."""
+        """Add newly assigned partitions to the metric. The first assignment, even an empty one, starts `timeout_ms`."""
         if self._assigned_at is None:
             self._assigned_at = time.monotonic()
         self._streams.metrics.partitions_assigned.inc(len(partitions))
 
     def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
-        """Forget the positions of revoked partitions."""
+        """Remove the positions of revoked or lost partitions, and subtract the partitions from the metric."""
         for one in partitions:
             self.positions.pop(one.partition, None)
         self._streams.metrics.partitions_assigned.dec(len(partitions))
@@ -325,7 +341,10 @@ class MemberStream(Stream, RebalanceListener):
     on_partitions_lost = on_partitions_revoked
 
     def _consuming_since(self, begin: float) -> float | None:
-        """Return the time of the first assignment. Raises KafkaError(REQUEST_TIMED_OUT) if it takes too long."""
+        """Return the time of the first assignment (monotonic seconds), or None before it.
+
+        Raises KafkaError(REQUEST_TIMED_OUT) without an assignment within `default.api.timeout.ms` after `begin`.
+        """
         config = self._require_consumer().config
         timeout_ms = config.default_api_timeout_ms
         if self._assigned_at is None and time.monotonic() > begin + timeout_ms / 1000:
