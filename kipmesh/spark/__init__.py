@@ -19,7 +19,7 @@ _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 def register(spark: SparkSession) -> None:
-    """Register `format("kipmesh")` with a session; idempotent.
+    """Register `format("kipmesh")` with a Spark session. Idempotent.
 
     Enables Spark's filter pushdown for Python sources unless the session configures it, and makes it safe to start
     several streaming queries concurrently (see `kipmesh.spark.source`).

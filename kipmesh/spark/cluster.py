@@ -32,9 +32,10 @@ RACK_VARIABLE: Final = "KIPMESH_CLIENT_RACK"
 
 
 class ClusterConnection:
-    """Clients of the cluster that the options name.
+    """An admin client and a consumer for the options of a read, each opened on first use. A context manager.
 
-    Args: keeps_consumer: keep the consumer for the next task of this process, unless an error occurred.
+    Args: keeps_consumer: take an idle consumer of this process if there is one, and leave it to the next task when the
+    context ends without an error; otherwise the consumer is closed.
     """
 
     def __init__(self, options: SourceOptions, *, keeps_consumer: bool = False) -> None:
@@ -58,7 +59,7 @@ class ClusterConnection:
             self.close()
 
     def close(self) -> None:
-        """Close the clients; idempotent."""
+        """Close the clients. Idempotent; a later call of another method opens new ones."""
         admin, consumer = self._admin, self._consumer
         self._admin = self._consumer = None
         try:
@@ -73,7 +74,8 @@ class ClusterConnection:
     def partitions(self) -> list[TopicPartition]:
         """Return the partitions that the options select, sorted.
 
-        Raises InvalidOptionError if one does not exist, KafkaError.
+        A pattern selects no internal topics and may select none at all. Raises InvalidOptionError if a topic or
+        partition of `subscribe` or `assign` does not exist, KafkaError.
         """
         options = self._options
         if options.assignment:
@@ -99,7 +101,7 @@ class ClusterConnection:
         return self._boundary_offsets(partitions, TIMESTAMP_LATEST)
 
     def offsets_for_times(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """Return the first offset with at least the given timestamp (ms), None if all records are older.
+        """Return, by partition, the first offset whose timestamp is at least the given one (ms), None if there is none.
 
         Raises InvalidOptionError for a deleted topic, KafkaError.
         """
@@ -122,7 +124,7 @@ class ClusterConnection:
             return _all_partitions(self._open_admin().describe_topics(topics))
 
     def leaders(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the leader of each partition, -1 for none. Raises KafkaError."""
+        """Return the broker id of each partition's leader, -1 if there is no leader or partition. Raises KafkaError."""
         topics = self._open_admin().describe_topics(sorted({each.topic for each in partitions}))
         known = {
             TopicPartition(topic.name, number): found.leader_id
@@ -134,11 +136,12 @@ class ClusterConnection:
     # -- reading
 
     def fetch(self, ranges: Sequence[OffsetRange], loss: DataLoss) -> Iterator[tuple[OffsetRange, int, bytes]]:
-        """Yield (range, first offset, whole batches) until all ranges are read.
+        """Yield (range, first wanted offset, bytes of whole batches) until all ranges are read.
 
-        The first batch of a range may begin before the first offset. Ranges belong to different partitions and are
-        interleaved; they share one fetch session per broker. Raises KafkaError (REQUEST_TIMED_OUT if there are no
-        records for `kafkaConsumer.pollTimeoutMs`), DataLossError from `loss`.
+        The bytes may also contain records before the first wanted offset and after the range. Each range must belong
+        to a different partition; results of the ranges are interleaved. Raises KafkaError (REQUEST_TIMED_OUT if no
+        partition has records for `kafkaConsumer.pollTimeoutMs`), DataLossError if `loss` is set to fail and offsets of
+        a range are missing, InvalidOptionError if a topic was deleted.
         """
         consumer = self._open_consumer()
         open_ranges = {each.topic_partition: each for each in ranges}
@@ -194,7 +197,7 @@ class ClusterConnection:
     def _resume_positions(
         self, open_ranges: Mapping[TopicPartition, OffsetRange], positions: Offsets, loss: DataLoss
     ) -> Offsets:
-        """Return where to resume in each partition: at its position, or after lost records."""
+        """Return the offset to resume at in each partition: its position, or the end of a gap reported to `loss`."""
         earliest = self.earliest_offsets(open_ranges)
         late = [where for where in open_ranges if positions[where] >= earliest[where]]
         latest = self.latest_offsets(late)
@@ -227,9 +230,10 @@ class ClusterConnection:
 
 
 def with_rack_of_process(config: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return a consumer's configuration with the rack of this process, unless it has one (392-17).
+    """Return a consumer's configuration, with `client.rack` set to the rack of this process unless it has a rack.
 
-    Options travel from the driver to executors in other racks, so the rack comes from the environment of the executor.
+    Options travel from the driver to executors in other racks, so the rack comes from the environment of the executor
+    (`KIPMESH_CLIENT_RACK`). Rule 392-17.
     """
     rack = environment.get(RACK_VARIABLE, "").strip()
     if not rack or "client.rack" in config or "rack.id" in config:
@@ -238,7 +242,10 @@ def with_rack_of_process(config: Mapping[str, str], environment: Mapping[str, st
 
 
 def _resume_position(wanted: OffsetRange, position: int, earliest: int, latest: int | None, loss: DataLoss) -> int:
-    """Return where to resume: at `position`, or after lost records."""
+    """Return the offset to resume at; offsets that are skipped are reported to `loss`.
+
+    It is `position`, the log start if that is later, or the end of the range if the log ends at or before `position`.
+    """
     where = wanted.topic_partition
     name = f"{where.topic}-{where.partition}"
     if position < earliest:
@@ -253,7 +260,7 @@ def _resume_position(wanted: OffsetRange, position: int, earliest: int, latest: 
 
 @contextmanager
 def _existing_topics(option: str) -> Iterator[None]:
-    """Turn the error for an unknown topic into an InvalidOptionError that names the option."""
+    """Convert KafkaError UNKNOWN_TOPIC_OR_PARTITION and INVALID_TOPIC_EXCEPTION to InvalidOptionError for `option`."""
     try:
         yield
     except KafkaError as error:

@@ -18,13 +18,13 @@ from typing import Final, NamedTuple
 from kipmesh.client.sync import Consumer
 
 IDLE_SECONDS: Final = 30.0
-"""Maximum time that a consumer stays idle."""
+"""Time after which an idle consumer is closed."""
 KEPT_MAX: Final = 4
 """Maximum number of idle consumers, each with a different configuration. The one idle for longest is closed first."""
 
 
 class Key(NamedTuple):
-    """Identifies interchangeable consumers."""
+    """Process id, bootstrap servers and configuration: what interchangeable consumers have in common."""
 
     pid: int
     bootstrap: str
@@ -42,12 +42,12 @@ _kept: dict[Key, _Kept] = {}
 
 
 def key_of(bootstrap: str, config: Mapping[str, str]) -> Key:
-    """Return the key of a consumer in this process."""
+    """Return the key of consumers of this process with these bootstrap servers and this configuration."""
     return Key(os.getpid(), bootstrap, frozenset(config.items()))
 
 
 def borrow(key: Key) -> Consumer | None:
-    """Take an idle consumer with this key, or None."""
+    """Remove and return the idle consumer with this key, or None if there is none."""
     with _lock:
         found = _kept.pop(key, None)
     if found is None:
@@ -57,7 +57,10 @@ def borrow(key: Key) -> Consumer | None:
 
 
 def give_back(key: Key, consumer: Consumer) -> None:
-    """Keep a consumer for the next task, or close it if it is broken. Closes surplus idle consumers. Never raises."""
+    """Remove the partitions of a consumer and keep it for the next task; close it if that fails.
+
+    Closes an idle consumer with the same key, and those idle for longest beyond `KEPT_MAX`. Logs errors, never raises.
+    """
     try:
         consumer.assign([])
         timer = threading.Timer(IDLE_SECONDS, _expire, (key, consumer))

@@ -45,9 +45,11 @@ _BYTES_ALONE: Final = _BYTES // 8
 
 
 def decode(chunks: Iterable[tuple[OffsetRange, int, bytes]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Decode chunks, (range, first offset, whole batches) in offset order per range, to Arrow batches.
+    """Decode chunks to Arrow batches with the columns of `schema`.
 
-    Raises CorruptRecordError for invalid bytes or a wrong CRC.
+    A chunk is (range, first wanted offset, bytes of whole batches). Chunks of a range are in offset order. Drops
+    control batches and records outside the range or before the first wanted offset. Raises CorruptRecordError for
+    invalid bytes, a wrong CRC, or a timestamp that Spark cannot hold.
     """
     decoder = _Decoder(schema)
     for wanted, first, chunk in chunks:
@@ -56,7 +58,7 @@ def decode(chunks: Iterable[tuple[OffsetRange, int, bytes]], schema: pa.Schema) 
 
 
 class _Body(NamedTuple):
-    """Decompressed records of one batch in a buffer. Records before offset `first` are dropped."""
+    """Decompressed records of one batch, in `data` from position `begin`. Records before offset `first` are dropped."""
 
     wanted: OffsetRange
     header: record_batch.BatchHeader
@@ -76,7 +78,7 @@ class _Body(NamedTuple):
 
 
 class _Decoder:
-    """Collects batches and converts them to Arrow."""
+    """Collects record batches and converts several of them to one Arrow batch."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
@@ -86,7 +88,7 @@ class _Decoder:
         """Size of the fetches that contain pending batches. A fetch may be kept for one small batch."""
 
     def add(self, wanted: OffsetRange, first: int, chunk: bytes) -> Iterator[pa.RecordBatch]:
-        """Add whole batches. Records before offset `first` are dropped."""
+        """Add the batches of a chunk; yield the Arrow batches that reach a size limit. Raises CorruptRecordError."""
         for position, header in record_batch.iterate(chunk):
             if header.last_offset < first or header.is_control or not header.record_count:
                 continue
@@ -106,7 +108,10 @@ class _Decoder:
             yield from self.finish()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Convert the pending batches."""
+        """Convert the pending batches; yield one Arrow batch, or nothing if no record is wanted.
+
+        Raises CorruptRecordError.
+        """
         bodies, self._bodies = self._bodies, []
         self._rows = self._bytes = self._held_bytes = 0
         if not bodies:
@@ -190,7 +195,7 @@ def _unreadable(wanted: OffsetRange, header: record_batch.BatchHeader, error: Ex
 
 
 def _one_buffer(bodies: list[_Body]) -> tuple[bytes, list[int]]:
-    """Return one buffer with all bodies, and their positions. Copies only if the bodies have different buffers."""
+    """Return one buffer with all bodies, and the position of each. Copies unless all bodies share one buffer."""
     data = bodies[0].data
     if isinstance(data, bytes) and all(body.data is data for body in bodies):
         return data, [body.begin for body in bodies]
@@ -202,7 +207,7 @@ def _one_buffer(bodies: list[_Body]) -> tuple[bytes, list[int]]:
 
 
 class _BatchValues:
-    """Values from batch headers, repeated for each record."""
+    """Values from batch headers as arrays with one element per record."""
 
     def __init__(self, bodies: list[_Body], counts: Numbers) -> None:
         headers = [body.header for body in bodies]
@@ -225,14 +230,14 @@ class _BatchValues:
         return np.repeat(np.array(values, np.int64), self._counts)
 
     def topics(self) -> pa.Array:
-        """Return the topic of each record."""
+        """Return an Arrow array with the topic of each record."""
         names = list(dict.fromkeys(self._topics))
         if len(names) == 1:
             return pa.repeat(names[0], int(self._counts.sum()))
         return pa.array(names).take(pa.array(self._each([names.index(each) for each in self._topics])))
 
     def offsets(self, deltas: Numbers) -> Numbers:
-        """Return the offset of each record.
+        """Return the offset of each record: its delta plus the base offset of its batch.
 
         Raises CorruptRecordError if offsets are not ascending or outside their batch.
         """
@@ -243,7 +248,10 @@ class _BatchValues:
         return offsets
 
     def timestamps(self, deltas: Numbers) -> Numbers:
-        """Return the timestamp of each record in ms, which is the append time if the batch says so."""
+        """Return the timestamp of each record in ms; in a batch with log append time, the append time.
+
+        Raises CorruptRecordError if a timestamp exceeds 64 bits.
+        """
         times = self._base_timestamps + deltas
         if (((self._base_timestamps ^ times) & (deltas ^ times)) < 0).any():
             raise CorruptRecordError("a timestamp exceeds 64 bits")
@@ -251,7 +259,7 @@ class _BatchValues:
 
 
 def _two_columns(data: pa.Buffer, one: Spans, other: Spans) -> tuple[pa.Array, pa.Array]:
-    """Return two binary columns whose fields alternate in the buffer. Copies each once."""
+    """Return two binary columns whose fields alternate in `data`. Copies each field once."""
     count = len(one.starts)
     bounds = np.empty(4 * count + 1, np.int32)
     bounds[0:-1:4], bounds[1:-1:4] = one.starts, one.ends

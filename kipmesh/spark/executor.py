@@ -26,7 +26,11 @@ _ARGUMENTS = {
 
 
 def command(environment: Mapping[str, str], java: Path, jars: Path) -> list[str]:
-    """Return the JVM command line. Raises KeyError for an environment variable that the driver has not set."""
+    """Return the command line of an executor's JVM.
+
+    Args: environment: variables that the driver set; java: path of the `java` executable; jars: Spark's directory of
+    jars. Raises KeyError for a missing variable.
+    """
     numbered = {int(found[1]): value for key, value in environment.items() if (found := _JAVA_OPTION.fullmatch(key))}
     memory = environment["SPARK_EXECUTOR_MEMORY"]
     path = [environment.get("SPARK_CLASSPATH", ""), f"{jars}/*"]
@@ -44,7 +48,10 @@ def command(environment: Mapping[str, str], java: Path, jars: Path) -> list[str]
 
 
 def main() -> None:
-    """Replace this process by the JVM. Exits with 1 and one line if a variable is missing."""
+    """Replace this process by the JVM of an executor.
+
+    Exits with status 1 and a message if an environment variable of the driver is missing. Raises JavaMissingError.
+    """
     import pyspark
 
     from kipmesh.spark.java import ensure_java

@@ -46,7 +46,7 @@ _APT_PACKAGES: Final = "openjdk-17-jre-headless || apt-get install -y -qq --no-i
 
 
 class JavaMissingError(Exception):
-    """There is no usable Java. The message is one line with the remediation."""
+    """No Java runtime of at least `MINIMUM_VERSION` was found or installed. The message names the remediation."""
 
 
 def find_java() -> Path | None:
@@ -55,9 +55,10 @@ def find_java() -> Path | None:
 
 
 def ensure_java(report: Callable[[str], None] = lambda _line: None) -> Path:
-    """Return JAVA_HOME, installing Java if necessary. Raises JavaMissingError.
+    """Return JAVA_HOME, and install Java first if none is found.
 
-    Args: report: called with a line before an installation.
+    Args: report: called with one line before an installation. Raises JavaMissingError if no known package manager can
+    be used or the installation fails.
     """
     home = find_java()
     if home is not None:
@@ -80,7 +81,7 @@ def ensure_java(report: Callable[[str], None] = lambda _line: None) -> Path:
 
 
 def java_version(home: Path) -> int:
-    """Return the feature version of the Java in `home`, 0 if it does not start."""
+    """Return the feature version (8, 17, ...) of the Java in `home`, 0 if `bin/java` is missing or does not run."""
     executable = home / "bin" / "java"
     if not os.access(executable, os.X_OK):
         return 0
@@ -131,7 +132,10 @@ def _run_installer(command: str) -> str:
 
 
 def main() -> int:
-    """Print JAVA_HOME; return 1 with a line on standard error if there is no Java."""
+    """Print JAVA_HOME and return 0; without Java print a line on standard error and return 1.
+
+    With the argument `--install`, a missing Java is installed first.
+    """
     try:
         home = ensure_java(lambda line: print(line, file=sys.stderr)) if "--install" in sys.argv[1:] else find_java()
         if home is None:

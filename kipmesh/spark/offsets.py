@@ -21,7 +21,7 @@ _MAX_INT: Final = 2**31 - 1
 
 
 class InvalidOptionError(ValueError):
-    """An option is unknown, malformed or not allowed. `option` is its name."""
+    """An option is missing, unknown, malformed or not allowed. `option` is its name."""
 
     def __init__(self, option: str, problem: str) -> None:
         super().__init__(f"option {option} {problem}")
@@ -29,7 +29,7 @@ class InvalidOptionError(ValueError):
 
 
 class OtherModeError(InvalidOptionError):
-    """An option belongs to the other mode, batch or streaming."""
+    """A batch query has an option of streaming queries, or the reverse."""
 
 
 class DataLossError(RuntimeError):
@@ -54,7 +54,7 @@ Offsets = dict[TopicPartition, int]
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """Records of one partition from `start` to `end`, exclusive."""
+    """Offsets of one partition from `start` (inclusive) to `end` (exclusive)."""
 
     topic_partition: TopicPartition
     start: int
@@ -67,7 +67,7 @@ class OffsetRange:
 
 
 def offsets_to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """Return offsets in the connector's JSON form, sorted."""
+    """Return `{topic: {partition as text: offset}}`, the form of Spark's Kafka connector, sorted."""
     document: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(offsets.items()):
         document.setdefault(topic, {})[str(partition)] = offset
@@ -75,7 +75,7 @@ def offsets_to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str
 
 
 def offsets_from_json(document: Mapping[str, Mapping[str, int]]) -> Offsets:
-    """Return the offsets of a document from `offsets_to_json`."""
+    """Return the offsets by partition of a document that `offsets_to_json` returned."""
     return {
         TopicPartition(topic, int(partition)): int(offset)
         for topic, partitions in document.items()
@@ -84,7 +84,10 @@ def offsets_from_json(document: Mapping[str, Mapping[str, int]]) -> Offsets:
 
 
 def parse_partition_numbers(option: str, text: str, *, least: int) -> Offsets:
-    """Parse `{"topic":{"0":123}}` with numbers of at least `least`. Raises InvalidOptionError that names `option`."""
+    """Parse the JSON text `{"topic":{"0":123}}` of an option: offsets or timestamps by topic and partition.
+
+    Raises InvalidOptionError for other JSON, no topics, or a number below `least`.
+    """
     example = 'earliest, latest or {"topic":{"0":123}}' if least < 0 else '{"topic":{"0":1700000000000}}'
     document = _parse_json_object(option, text, example)
     numbers: Offsets = {}
@@ -101,7 +104,7 @@ def parse_partition_numbers(option: str, text: str, *, least: int) -> Offsets:
 
 
 def parse_assignment(option: str, text: str) -> tuple[TopicPartition, ...]:
-    """Parse `{"topic":[0,1]}` to sorted partitions. Raises InvalidOptionError that names `option`."""
+    """Parse the JSON text `{"topic":[0,1]}` of an option; return the partitions, sorted. Raises InvalidOptionError."""
     document = _parse_json_object(option, text, '{"topic":[0,1]}')
     found: set[TopicPartition] = set()
     for topic, partitions in document.items():
@@ -128,8 +131,8 @@ def _parse_json_object(option: str, text: str, example: str) -> dict[str, Any]:
 def limit_ranges(ranges: Iterable[OffsetRange], limit: int) -> list[OffsetRange]:
     """Shorten ranges to at most `limit` offsets in total, each in proportion to its size.
 
-    Rounding remainders go to the largest fractions. The result has exactly `limit` offsets if there are enough, and
-    small partitions are not starved.
+    Rounding remainders go to the largest fractions, then to the largest ranges. The result has exactly `limit`
+    offsets if there are enough. A range that gets none stays as an empty range.
     """
     pending = list(ranges)
     total = sum(each.size for each in pending)
@@ -145,9 +148,10 @@ def limit_ranges(ranges: Iterable[OffsetRange], limit: int) -> list[OffsetRange]
 def split_ranges(
     ranges: Iterable[OffsetRange], min_partitions: int | None, max_records: int | None
 ) -> list[OffsetRange]:
-    """Split ranges into pieces of at most `max_records`, and into about `min_partitions` pieces at least.
+    """Split ranges into pieces of at most `max_records` offsets. None sets no limit. Empty ranges are dropped.
 
-    Large ranges are split into pieces of equal size. Empty ranges are dropped.
+    If the result has fewer than `min_partitions` pieces, each piece is cut further, in proportion to its size. The
+    result then has at least `min_partitions` pieces, or one per offset. Pieces of a range have similar sizes.
     """
     pieces = [each for each in ranges if each.size > 0]
     if max_records is not None:
@@ -161,9 +165,10 @@ def split_ranges(
 def group_ranges(
     ranges: Iterable[OffsetRange], max_tasks: int | None, leaders: Mapping[TopicPartition, int]
 ) -> list[tuple[OffsetRange, ...]]:
-    """Group ranges into at most `max_tasks` tasks of similar size. Without a limit each range is a task.
+    """Group ranges into at most `max_tasks` tasks of similar size. None means one task per range.
 
-    Ranges of one leader are adjacent, so that a task reads from few brokers. A partition occurs at most once in a task.
+    `leaders` has the broker id of each partition's leader. A task gets ranges of few leaders. In each task, adjacent
+    ranges of a partition are joined.
     """
     pending = list(ranges)
     if max_tasks is None or len(pending) <= max_tasks:

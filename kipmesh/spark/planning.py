@@ -26,7 +26,10 @@ logger = logging.getLogger(__name__)
 
 
 class Cluster(Protocol):
-    """Cluster metadata that planning needs. Methods raise KafkaError."""
+    """Partitions and offsets that planning needs from the cluster. Methods raise KafkaError.
+
+    They raise InvalidOptionError for a topic that does not exist or was deleted.
+    """
 
     def partitions(self) -> list[TopicPartition]:
         """Return the partitions that the options select, sorted. Raises InvalidOptionError if one does not exist."""
@@ -38,11 +41,11 @@ class Cluster(Protocol):
         """Return the high watermark of each partition."""
 
     def offsets_for_times(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """Return the first offset with at least the given timestamp (ms), None if all records are older."""
+        """Return, by partition, the first offset with at least the given timestamp (ms); None if there is none."""
 
 
 class DataLoss:
-    """Raises DataLossError for missing records (`fail`), or counts them and logs a warning."""
+    """Receives reports of missing offsets. Raises DataLossError if `fail` is set, else counts and logs them."""
 
     def __init__(self, *, fail: bool) -> None:
         self._fail = fail
@@ -50,7 +53,7 @@ class DataLoss:
         self.offsets_lost = 0
 
     def report(self, problem: str, lost: int) -> None:
-        """Report `lost` missing offsets. Raises DataLossError with `problem` if `fail` is set."""
+        """Report `lost` missing offsets, described by `problem`. Raises DataLossError if `fail` is set."""
         if self._fail:
             raise DataLossError(problem)
         self.events += 1
@@ -61,10 +64,11 @@ class DataLoss:
 def resolve_bound(
     bound: Bound, cluster: Cluster, partitions: Collection[TopicPartition], *, later_than_any_is_latest: bool
 ) -> Offsets:
-    """Return the offset of each partition for a bound. Raises InvalidOptionError, KafkaError.
+    """Return the offset of each partition for a bound. Does not check that explicit offsets exist.
 
     As in Spark's Kafka connector, an end timestamp after the last record means the end of the partition. A start
-    timestamp after the last record is an error unless startingOffsetsByTimestampStrategy is latest.
+    timestamp after the last record raises InvalidOptionError unless `later_than_any_is_latest` is set (option
+    startingOffsetsByTimestampStrategy). Raises InvalidOptionError also if the bound names other partitions, KafkaError.
     """
     match bound.kind:
         case BoundKind.EARLIEST:
@@ -109,9 +113,10 @@ def _check_same_partitions(bound: Bound, partitions: Collection[TopicPartition])
 
 
 def plan_start(options: SourceOptions, cluster: Cluster, loss: DataLoss) -> Offsets:
-    """Return the start of a streaming query without a checkpoint.
+    """Return the start offsets of a streaming query without a checkpoint.
 
-    Missing start offsets are reported to `loss`. Raises InvalidOptionError, DataLossError, KafkaError.
+    An explicit offset outside the log is reported to `loss` and replaced by the nearest offset. Raises
+    InvalidOptionError, DataLossError, KafkaError.
     """
     partitions = cluster.partitions()
     starting = options.starting
@@ -130,9 +135,10 @@ def plan_start(options: SourceOptions, cluster: Cluster, loss: DataLoss) -> Offs
 
 
 def plan_batch(options: SourceOptions, cluster: Cluster, loss: DataLoss) -> list[OffsetRange]:
-    """Return the ranges of a batch query.
+    """Return one range per partition of a batch query; a range may be empty.
 
-    Missing offsets are reported to `loss`. Raises InvalidOptionError, DataLossError, KafkaError.
+    Offsets outside the log are reported to `loss` and left out. Raises InvalidOptionError, also if a start exceeds its
+    end, DataLossError, KafkaError.
     """
     partitions = cluster.partitions()
     starts = resolve_bound(
@@ -178,9 +184,9 @@ def plan_latest(
 ) -> Offsets:
     """Return the end of the next micro-batch: `latest`, or less to stay within `limit` offsets.
 
-    A new partition starts at its earliest offset. Data loss is reported for a partition that ends before the query's
-    position (truncated or recreated, then the query resumes at its end) and for a deleted one, which leaves the
-    offsets.
+    A new partition starts at its earliest offset. Two cases are reported to `loss`, which may raise DataLossError. A
+    partition that ends before the query's position (truncated or recreated): its end is `latest`. A deleted
+    partition: the result does not contain it.
     """
     gone = sorted(start.keys() - latest.keys())
     if gone:
@@ -198,13 +204,17 @@ def plan_latest(
 
 
 def count_new(start: Offsets, end: Offsets, earliest_of_new: Offsets) -> int:
-    """Return the number of offsets from `start` to `end`. A new partition starts at its earliest offset."""
+    """Return the total number of offsets from `start` to `end`. A new partition starts at its earliest offset."""
     begins = ((each, start.get(each, earliest_of_new.get(each, 0))) for each in end)
     return sum(max(0, end[each] - begin) for each, begin in begins)
 
 
 def plan_stream(start: Offsets, end: Offsets, earliest_of_new: Offsets, loss: DataLoss) -> list[OffsetRange]:
-    """Return the ranges of one micro-batch. Data loss is reported for a new partition that does not begin at 0."""
+    """Return one range per partition of a micro-batch; a range may be empty.
+
+    Reports to `loss`, which may raise DataLossError, a new partition that does not begin at offset 0 and a partition
+    that ends before the query's position.
+    """
     ranges = []
     for partition, last in sorted(end.items()):
         first = start.get(partition)

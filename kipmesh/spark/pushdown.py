@@ -56,15 +56,15 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class Times(Protocol):
-    """Finds offsets by time."""
+    """The part of `ClusterConnection` that finds offsets by time."""
 
     def offsets_for_times(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """Return the first offset with at least the filter_ timestamp (ms), None if all records are older."""
+        """Return, by partition, the first offset with at least the given timestamp (ms); None if there is none."""
 
 
 @dataclass
 class Pushdown:
-    """Combined bounds of the filters of one query."""
+    """Combined bounds of the filters of one query. `tests` must all accept a partition; `end_offset` is exclusive."""
 
     tests: list[Callable[[TopicPartition], bool]] = field(default_factory=list)
     first_offset: int = 0
@@ -72,11 +72,11 @@ class Pushdown:
     first_time_ms: int | None = None
 
     def take(self, filters: Iterable[Filter]) -> list[Filter]:
-        """Use filters for planning; return those that Spark must apply, unchanged."""
+        """Add filters to the bounds; return the filters that the bounds do not fully decide: Spark must apply them."""
         return [each for each in filters if not self._decides(each)]
 
     def _decides(self, filter_: Filter) -> bool:
-        """Use a filter if possible; return whether planning alone decides it."""
+        """Add a filter to the bounds if possible; return whether the bounds fully decide it."""
         inner, wanted = (filter_.child, False) if isinstance(filter_, Not) else (filter_, True)
         attribute: tuple[str, ...] = getattr(inner, "attribute", ())
         column = attribute[0] if len(attribute) == 1 else None
@@ -145,9 +145,9 @@ class Pushdown:
         self.first_time_ms = least if self.first_time_ms is None else max(self.first_time_ms, least)
 
     def narrow(self, ranges: Iterable[OffsetRange], cluster: Times) -> list[OffsetRange]:
-        """Return the ranges within the bounds. Call it after the ends of the ranges are known.
+        """Return the parts of the ranges that lie within the bounds, without empty ranges.
 
-        `cluster` is queried only if there is a lower bound of time.
+        Queries `cluster` only for a lower bound of time, and then raises the errors of `offsets_for_times`.
         """
         left = []
         for each in ranges:
@@ -171,7 +171,7 @@ class Pushdown:
 
 @dataclass(frozen=True)
 class _Test:
-    """A filter on topic (`own` 0) or partition (1)."""
+    """A filter on the topic (`own` 0) or the partition number (`own` 1). `wanted` is False for a negated filter."""
 
     test: Test
     own: int
@@ -183,7 +183,7 @@ class _Test:
 
 
 def _is_of(kind: type, filter_: Filter, value: Any) -> bool:
-    """Whether all values of a filter have this type and are not null. A datetime needs a time zone."""
+    """Whether `value`, or each value of an `In` filter, has this type. False for null and naive datetimes."""
     if isinstance(filter_, In):
         values = list(value)
         return bool(values) and all(_is_one(kind, each) for each in values)

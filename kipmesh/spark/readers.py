@@ -61,7 +61,7 @@ Json = dict[str, dict[str, int]]
 
 
 class RangePartition(InputPartition):
-    """Input of one task: ranges of different partitions, a single one unless maxTasks limits the tasks."""
+    """Input of one task: a single range, or ranges of different partitions if the option maxTasks requires it."""
 
     def __init__(self, wanted: tuple[OffsetRange, ...]) -> None:
         super().__init__(wanted)
@@ -69,12 +69,16 @@ class RangePartition(InputPartition):
 
 
 class _Executor:
-    """The part of readers that runs on executors."""
+    """Base class of readers: the part that runs on executors."""
 
     _options: SourceOptions
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the records of one task. Spark passes an empty partition if a query has no tasks."""
+        """Yield the records of one task in Arrow batches.
+
+        Yields nothing for an `InputPartition` that is no `RangePartition`, which Spark passes if a query has no tasks.
+        Raises KafkaError, DataLossError, InvalidOptionError for a deleted topic, CorruptRecordError.
+        """
         if not isinstance(partition, RangePartition):
             return
         from pyspark import TaskContext
@@ -101,13 +105,14 @@ class KipmeshReader(_Executor, DataSourceReader):
 
     @property
     def pushFilters(self) -> FilterTaker:  # noqa: N802 (Spark's name)
-        """Accepts filters if spark.sql.python.filterPushdown.enabled is true."""
+        """The callable that Spark calls with its filters if spark.sql.python.filterPushdown.enabled is true."""
         return FilterTaker(self)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Plan the tasks: one per partition, more if minPartitions or maxRecordsPerPartition require it.
+        """Plan the tasks: one per partition with records.
 
-        Raises InvalidOptionError, DataLossError, KafkaError.
+        minPartitions and maxRecordsPerPartition may require more, maxTasks fewer. Raises InvalidOptionError,
+        DataLossError, KafkaError.
         """
         from kipmesh.spark.cluster import ClusterConnection
 
@@ -117,7 +122,7 @@ class KipmeshReader(_Executor, DataSourceReader):
 
 
 class FilterTaker:
-    """The `pushFilters` method of a batch reader, which Spark takes for the inherited one.
+    """The `pushFilters` method of a batch reader, disguised as the inherited method.
 
     While spark.sql.python.filterPushdown.enabled is false, the default, Spark rejects a reader that overrides
     `pushFilters`. It compares the method's `__func__` with that of the base class.
@@ -128,12 +133,12 @@ class FilterTaker:
         self.__func__ = DataSourceReader.pushFilters
 
     def __call__(self, filters: list[Filter]) -> list[Filter]:
-        """Use the filters for planning if the option pushFilters is true. Returns the filters that Spark must apply."""
+        """Return the filters that Spark must apply: all, or those not decided by planning if pushFilters is set."""
         return self._reader.pushdown.take(filters) if self._reader.pushes_filters else filters
 
 
 class _StreamReader(_Executor, DataSourceStreamReader):
-    """The part of a streaming reader common to pyspark 4.1 and 4.2. Lives in a separate process beside the driver."""
+    """The part of a streaming reader common to pyspark 4.1 and 4.2. Spark runs it in a process beside the driver."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -152,11 +157,17 @@ class _StreamReader(_Executor, DataSourceStreamReader):
         return self._open_cluster
 
     def initialOffset(self) -> Json:  # noqa: N802 (Spark's name)
-        """Return the start of a query without a checkpoint. Raises InvalidOptionError, DataLossError, KafkaError."""
+        """Return the start offsets of a query without a checkpoint.
+
+        Raises InvalidOptionError, DataLossError, KafkaError.
+        """
         return offsets_to_json(plan_start(self._options, self._cluster, self._loss))
 
     def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
-        """Plan the tasks of one micro-batch. Raises DataLossError, KafkaError."""
+        """Plan the tasks that read from `start` to `end`, a micro-batch.
+
+        Raises DataLossError, KafkaError, InvalidOptionError if the topic of a new partition was deleted.
+        """
         begin, until = offsets_from_json(start), offsets_from_json(end)
         new = self._cluster.earliest_offsets(new_partitions(begin, until))
         return _tasks(self._options, plan_stream(begin, until, new, self._loss), self._cluster)
@@ -165,7 +176,7 @@ class _StreamReader(_Executor, DataSourceStreamReader):
         """Do nothing: only the checkpoint stores offsets."""
 
     def stop(self) -> None:
-        """Close the connection."""
+        """Close the connection, if one is open."""
         if self._open_cluster is not None:
             self._open_cluster.close()
             self._open_cluster = None
@@ -185,13 +196,13 @@ if _HAS_READ_LIMITS:
             self._last_batch_s = -math.inf
 
         def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 (Spark's name)
-            """Store the current end of the topics, at which the query will end."""
+            """Store the current high watermarks, at which the query will end. Raises InvalidOptionError, KafkaError."""
             self._target = self._latest()
 
         def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 (Spark's name)
-            """Return the limit of maxOffsetsPerTrigger or minOffsetsPerTrigger.
+            """Return the limit of maxOffsetsPerTrigger, else of minOffsetsPerTrigger, else no limit.
 
-            Spark has no limit for both. Then `latestOffset` itself applies the minimum.
+            If both are set, `latestOffset` applies the minimum.
             """
             most, least = self._options.max_offsets_per_trigger, self._options.min_offsets_per_trigger
             if most is not None:
@@ -199,7 +210,10 @@ if _HAS_READ_LIMITS:
             return ReadAllAvailable() if least is None else ReadMinRows(least)
 
         def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802 (Spark's name)
-            """Return the end of the next micro-batch, or `start` if there is none. Raises DataLossError, KafkaError."""
+            """Return the end of the next micro-batch, or `start` while minOffsetsPerTrigger delays it.
+
+            Raises InvalidOptionError if a topic does not exist, DataLossError, KafkaError.
+            """
             begin = offsets_from_json(start)
             latest = self._latest() if self._target is None else self._target
             new = self._cluster.earliest_offsets(new_partitions(begin, latest))
@@ -209,7 +223,7 @@ if _HAS_READ_LIMITS:
             return offsets_to_json(plan_latest(begin, latest, new, rows, self._loss))
 
         def _waits(self, begin: Offsets, latest: Offsets, new: Offsets, limit: ReadLimit) -> bool:
-            """Whether minOffsetsPerTrigger delays the next batch. Trigger.AvailableNow and Once never wait."""
+            """Whether minOffsetsPerTrigger delays the next micro-batch; never with Trigger.AvailableNow and Once."""
             least = self._options.min_offsets_per_trigger
             if least is None or self._target is not None or isinstance(limit, ReadAllAvailable):
                 return False
@@ -222,7 +236,7 @@ if _HAS_READ_LIMITS:
             return False
 
         def reportLatestOffset(self) -> Json:  # noqa: N802 (Spark's name)
-            """Return the current end of the topics, for the query's progress."""
+            """Return the current high watermarks, for the query's progress. Raises InvalidOptionError, KafkaError."""
             return offsets_to_json(self._latest())
 
 else:
@@ -235,12 +249,12 @@ else:
             refuse_read_limits(options)
 
         def latestOffset(self) -> Json:  # type: ignore[override]  # noqa: N802 (Spark's name)
-            """Return the current end of the topics."""
+            """Return the current high watermarks. Raises InvalidOptionError if a topic does not exist, KafkaError."""
             return offsets_to_json(self._latest())
 
 
 def refuse_read_limits(options: SourceOptions) -> None:
-    """Raise InvalidOptionError for options that need pyspark 4.2."""
+    """Raise InvalidOptionError if maxOffsetsPerTrigger or minOffsetsPerTrigger is set: they need pyspark 4.2."""
     limits = {
         "maxOffsetsPerTrigger": options.max_offsets_per_trigger,
         "minOffsetsPerTrigger": options.min_offsets_per_trigger,
@@ -251,7 +265,7 @@ def refuse_read_limits(options: SourceOptions) -> None:
 
 
 def arrow_schema(*, include_headers: bool, include_record_id: bool = False) -> pa.Schema:
-    """Return the columns of Spark's Kafka connector as the Arrow types that Spark 4.2 expects."""
+    """Return the columns of Spark's Kafka connector as Arrow types, and the column recordId if wanted."""
     import pyarrow as pa
 
     fields = [

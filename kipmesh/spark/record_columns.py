@@ -31,7 +31,7 @@ _WALK_MAX: Final = 4096
 
 
 class Spans(NamedTuple):
-    """Bounds of a field in the buffer, one per record. A null field has equal bounds."""
+    """Positions of a field's first byte and of its end in the buffer, one per field. A null field has equal bounds."""
 
     starts: Numbers
     ends: Numbers
@@ -47,7 +47,7 @@ class RecordHeaders(NamedTuple):
 
 
 class RecordColumns(NamedTuple):
-    """Fields of the records. Deltas are relative to the batch."""
+    """Fields of the records, one array element per record. Deltas (ms, offsets) are relative to the batch's base."""
 
     timestamp_deltas: Numbers
     offset_deltas: Numbers
@@ -58,9 +58,10 @@ class RecordColumns(NamedTuple):
 
 
 def record_starts(data: bytes, octets: Octets, begins: Sequence[int], ends: Sequence[int]) -> list[Numbers]:
-    """Return the record starts of each batch, data[begin:end]. `octets` is `data` as an array.
+    """Return, for each batch data[begin:end], the positions in `data` at which its records start.
 
-    Raises CorruptRecordError, IndexError.
+    `octets` is `data` as an array. Raises CorruptRecordError if a record extends beyond its batch or has an invalid
+    length field, IndexError if it extends beyond `data`.
     """
     found: list[Numbers] = []
     budget = _WALK_MIN
@@ -86,7 +87,7 @@ def record_starts(data: bytes, octets: Octets, begins: Sequence[int], ends: Sequ
 
 
 def _walk(data: bytes, position: int, end: int, count: int, parts: list[Numbers]) -> int:
-    """Append the next `count` starts; return the position after those records."""
+    """Append the starts of at most `count` records before `end` to `parts`; return the position after them."""
     starts: list[int] = []
     append = starts.append
     for _ in range(count):
@@ -118,7 +119,7 @@ def _next_record(data: bytes, position: int) -> int:
 
 
 def _run_of_one_size(octets: Octets, position: int, size: int, end: int) -> int:
-    """Return how many records from `position` on have this size, judged by their length fields."""
+    """Return how many successive records from `position` on have the length field of the first one, at least 1."""
     count = (end - position) // size
     if count < 2:
         return 1
@@ -134,7 +135,10 @@ def _run_of_one_size(octets: Octets, position: int, size: int, end: int) -> int:
 
 
 def parse_records(octets: Octets, starts: Numbers, ends: Numbers) -> RecordColumns:
-    """Parse the records between `starts` and `ends`. Raises CorruptRecordError, IndexError beyond the buffer."""
+    """Parse the records that begin at `starts` and end at `ends`.
+
+    Raises CorruptRecordError for invalid bytes, IndexError for a field beyond the buffer.
+    """
     lengths, at = _varints(octets, starts, _INT32_OCTETS)
     if not np.array_equal(at + lengths, ends):
         raise CorruptRecordError("the length of a record is wrong")
@@ -150,7 +154,7 @@ def parse_records(octets: Octets, starts: Numbers, ends: Numbers) -> RecordColum
 
 
 def _headers(octets: Octets, at: Numbers, ends: Numbers, counts: Numbers) -> RecordHeaders | None:
-    """Parse the first header of all records, then the second one, and so on."""
+    """Parse all headers from positions `at`; return None if there are none. Raises CorruptRecordError, IndexError."""
     if (counts < 0).any() or (2 * counts > ends - at).any():
         raise CorruptRecordError("the header count of a record is invalid")
     total = int(counts.sum())
@@ -181,7 +185,7 @@ def _headers(octets: Octets, at: Numbers, ends: Numbers, counts: Numbers) -> Rec
 
 
 def _spans(octets: Octets, at: Numbers, ends: Numbers) -> Spans:
-    """Parse a length and the bounds of its bytes; -1 is null."""
+    """Parse a length-prefixed field of each record; length -1 is null. Raises CorruptRecordError for other bounds."""
     lengths, starts = _varints(octets, at, _INT32_OCTETS)
     nulls = lengths < 0
     if nulls.any():
@@ -199,7 +203,10 @@ def _check_within(at: Numbers, ends: Numbers) -> None:
 
 
 def _varints(octets: Octets, at: Numbers, octets_max: int) -> tuple[Numbers, Numbers]:
-    """Decode zigzag varints; return the values and the positions after them."""
+    """Decode the zigzag varints at these positions; return the values and the positions after them.
+
+    Raises CorruptRecordError for a varint of more than `octets_max` bytes, IndexError beyond the buffer.
+    """
     octet = octets[at]
     values = (octet & _SEVEN).astype(np.uint64)
     after = at + 1

@@ -33,7 +33,7 @@ _ABSENT: Final = -1
 
 
 def row_hash(row: Row) -> int:
-    """Return a 64-bit hash of all fields of a row."""
+    """Return a 64-bit hash of all fields of a row, the same in every process."""
     topic, key, value, partition, timestamp_ms, headers = row
     parts: list[bytes] = []
     for each in (topic.encode(), key, value):
@@ -54,7 +54,7 @@ def _append(parts: list[bytes], content: bytes | None) -> None:
 
 
 class RowNames:
-    """Names rows in one run of a task. Needs 8 bytes per row."""
+    """Names the rows of one run of the task with number `task`. Needs 8 bytes of memory per row."""
 
     def __init__(self, task: int) -> None:
         self._task = task
@@ -62,7 +62,7 @@ class RowNames:
         self._seen: list[np.ndarray[Any, Any]] = []
 
     def take(self, rows: Iterable[Row]) -> list[bytes]:
-        """Return the names of the next rows, in order."""
+        """Return the value of the header `kipmesh.row` for each of the next rows, in order."""
         hashes = np.fromiter(map(row_hash, rows), dtype=np.uint64)
         if not len(hashes):
             return []
@@ -71,7 +71,7 @@ class RowNames:
         return [b"%d-%016x-%d" % (task, h, n) for h, n in zip(hashes.tolist(), counts.tolist(), strict=True)]
 
     def _counts(self, hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return how often each hash occurred before, in earlier calls or to its left."""
+        """Return how often each hash occurred in earlier calls and before it in `hashes`; remember these hashes."""
         order = np.argsort(hashes, kind="stable")
         ordered = hashes[order]
         counts = np.empty(len(hashes), dtype=np.int64)
@@ -85,12 +85,15 @@ class RowNames:
 
 
 def without_names(headers: Sequence[Header]) -> list[Header]:
-    """Return the headers except `kipmesh.batch` and `kipmesh.row`, because a rewritten record gets new ones."""
+    """Return the headers except `kipmesh.batch` and `kipmesh.row`: a record that is written again gets new ones."""
     return [each for each in headers if each[0] not in (BATCH_HEADER, ROW_HEADER)]
 
 
 def record_id(topic: str, partition: int, offset: int, headers: Sequence[Header]) -> str:
-    """Return an id that all copies of a row share: its names, or its topic, partition and offset if it has none."""
+    """Return an id that all copies of a row share: `<topic>/<batch>/<row>`, from the headers of `kipmesh.spark`.
+
+    Without these two headers the id is `<topic>-<partition>-<offset>`, unique to the record.
+    """
     batch = row = None
     for name, content in headers:
         if name == BATCH_HEADER:

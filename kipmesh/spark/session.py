@@ -38,11 +38,11 @@ _JVM_OPTIONS: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCode
 def local_session(
     name: str, work_dir: Path, *, cores: int = 2, memory: str = "1g", settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Start Spark on this machine, or return the running session. Raises JavaMissingError.
+    """Start Spark on this machine, or return the running session.
 
     `format("kipmesh")` is registered, and streaming queries may start concurrently. Args: work_dir: directory for
     Spark's files and `spark.log`; cores: default of spark.master; memory: driver memory, such as 1g; settings: Spark
-    settings that take precedence.
+    settings that take precedence. Installs Java if necessary. Raises JavaMissingError if that fails.
     """
     os.environ["JAVA_HOME"] = str(ensure_java())
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -70,7 +70,7 @@ def local_session(
 
 
 def _launch_jvm(settings: Mapping[str, str], work_dir: Path) -> None:
-    """Start the JVM with standard error, which its Python workers inherit, in `spark.log`. Keeps a running JVM."""
+    """Start the JVM unless one is running. Its standard error, which Python workers inherit, goes to `spark.log`."""
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
 
@@ -90,7 +90,7 @@ def _launch_jvm(settings: Mapping[str, str], work_dir: Path) -> None:
 
 
 def home_without_zip(home: Path) -> Path:
-    """Create a SPARK_HOME of links, without Spark's zipped copy of pyspark, so that workers import the installed one.
+    """Create and return a SPARK_HOME of links, without the zip of pyspark, so that workers import the installed one.
 
     A zip has no compiled modules, so each worker would compile pyspark, which dominates its start time. Spark waits
     only ten seconds for a worker.
@@ -105,7 +105,7 @@ def home_without_zip(home: Path) -> Path:
 
 
 def _link(link: Path, part: Path) -> None:
-    """Create or replace a link atomically: a JVM that is starting may be reading through it."""
+    """Create or replace a link to `part` atomically, because a JVM that is starting may read through the link."""
     if link.is_symlink() and link.readlink() == part:
         return
     new = link.with_name(f".{link.name}.{os.getpid()}")
@@ -115,7 +115,7 @@ def _link(link: Path, part: Path) -> None:
 
 
 def stop_session(spark: SparkSession) -> None:
-    """Stop Spark and the JVM of `local_session`, and wait for its end."""
+    """Stop Spark and its JVM, and wait for the JVM to end. Kills the JVM after 15 seconds."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class KipmeshDataSource(DataSource):
-    """The source as Spark uses it, with the columns and options of Spark's Kafka connector."""
+    """The data source `format("kipmesh")`, with the columns and options of Spark's Kafka connector."""
 
     @classmethod
     def name(cls) -> str:
@@ -39,7 +39,11 @@ class KipmeshDataSource(DataSource):
         return "kipmesh"
 
     def schema(self) -> StructType:
-        """Return the columns. Raises InvalidOptionError for options that are invalid in every mode, at load()."""
+        """Return the columns of a read.
+
+        Spark calls this at load(), before the mode is known. Raises InvalidOptionError for options that are valid
+        neither in a batch nor in a streaming query.
+        """
         raw = dict(self.options)
         try:
             options = parse_options(raw, Mode.BATCH)
@@ -51,19 +55,22 @@ class KipmeshDataSource(DataSource):
         return _columns(options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of a batch query. Raises InvalidOptionError."""
+        """Return the reader of a batch query. Raises InvalidOptionError, also for a user-defined schema."""
         options = parse_options(dict(self.options), Mode.BATCH)
         _check_schema(schema, options)
         return KipmeshReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 (Spark's name)
-        """Return the reader of a streaming query. Raises InvalidOptionError."""
+        """Return the reader of a streaming query. Raises InvalidOptionError, also for a user-defined schema."""
         options = parse_options(dict(self.options), Mode.STREAM)
         _check_schema(schema, options)
         return KipmeshStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the writer of a batch query. Raises InvalidOptionError, ValueError for unsuitable columns."""
+        """Return the writer of a batch query.
+
+        Raises InvalidOptionError, also for `overwrite`, ValueError for a missing column value or a wrong column type.
+        """
         if overwrite:
             raise InvalidOptionError("mode", "must be append, got overwrite: a topic can only be appended to")
         options = parse_write_options(dict(self.options), Mode.BATCH)
@@ -73,7 +80,7 @@ class KipmeshDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """Return the writer of a streaming query. In output mode complete each batch appends its whole result.
 
-        Raises InvalidOptionError, ValueError for unsuitable columns.
+        `overwrite` is ignored. Raises InvalidOptionError, ValueError for a missing column value or a wrong column type.
         """
         options = parse_write_options(dict(self.options), Mode.STREAM)
         check_columns(_types(schema), options)
@@ -118,8 +125,8 @@ _log = logging.getLogger(__name__)
 def complete_variables(spark: SparkSession, name: str) -> None:
     """Add missing `RUNNER_VARIABLES` to the environment map of the Python data source `name`, if it exists.
 
-    Call it before the first query. Does nothing with Spark Connect. Logs a warning if Spark's internal classes differ
-    from 4.1 and 4.2.
+    Call it before the first query. Does nothing with Spark Connect. Logs a warning if Spark's internal classes are not
+    those of 4.1 or 4.2.
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
@@ -136,7 +143,7 @@ def complete_variables(spark: SparkSession, name: str) -> None:
 
 
 def _variables(spark: Any, name: str) -> Any:
-    """Return py4j's view of the map, or None if the source does not exist."""
+    """Return py4j's view of the environment map of the source, or None if the source does not exist."""
     manager = spark._jsparkSession.sessionState().dataSourceManager()
     if not manager.dataSourceExists(name):
         return None

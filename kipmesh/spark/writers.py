@@ -37,20 +37,23 @@ _ROWS: Final = 1000
 
 @dataclass(frozen=True)
 class RowsWritten(WriterCommitMessage):
-    """Number of rows that a task wrote, sent to the driver."""
+    """Commit message of a task to the driver: the number of rows that the task wrote."""
 
     rows: int
 
 
 class KipmeshWriter(DataSourceArrowWriter):
-    """A batch write. Without the option batchId the driver creates an id for it."""
+    """Writer of a batch query. Without the option batchId the driver generates a random batch id."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
         self._batch = options.batch_id or uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> RowsWritten:
-        """Send the rows of one task. Runs on an executor. See `write_rows` for errors."""
+        """Send the rows of one task and wait for their acknowledgements. Runs on an executor.
+
+        Raises KafkaError, InvalidOptionError and ValueError like `write_rows`.
+        """
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -59,13 +62,17 @@ class KipmeshWriter(DataSourceArrowWriter):
 
 
 class KipmeshStreamWriter(DataSourceStreamArrowWriter):
-    """A streaming write."""
+    """Writer of a streaming query. The query id and the number of the micro-batch identify each batch."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> RowsWritten:
-        """Send the rows of one task of a micro-batch. Runs on an executor. See `write_rows` for errors."""
+        """Send the rows of one task of a micro-batch and wait for their acknowledgements. Runs on an executor.
+
+        Raises KafkaError, InvalidOptionError and ValueError like `write_rows`, RuntimeError if Spark has not set the
+        task properties with the query id and the batch number.
+        """
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -78,9 +85,10 @@ class KipmeshStreamWriter(DataSourceStreamArrowWriter):
 
 
 def write_rows(options: WriteOptions, batch: str, task: int, batches: Iterator[pa.RecordBatch]) -> RowsWritten:
-    """Send all rows of a task and wait for their acknowledgements.
+    """Send all rows of a task, wait for their acknowledgements and return the number of rows.
 
-    Raises the first KafkaError after all rows have an outcome, and the errors of `rows_of`.
+    A task without rows does not connect. Raises the KafkaError of the first row that failed, InvalidOptionError for a
+    row without a topic, ValueError for an invalid header. After an error some rows may have been written.
     """
     names = RowNames(task) if options.write_ids else None
     sender: _Sender | None = None
@@ -102,7 +110,7 @@ def write_rows(options: WriteOptions, batch: str, task: int, batches: Iterator[p
 
 
 def rows_of(arrow: pa.RecordBatch, options: WriteOptions) -> list[Row]:
-    """Convert an Arrow batch to rows.
+    """Convert an Arrow batch to rows. Absent columns are None in each row, timestamps are in ms.
 
     Raises InvalidOptionError for a row without a topic, ValueError for a header that is null or has no key.
     """
@@ -139,7 +147,7 @@ def _headers(values: list[dict[str, Any] | None] | None) -> list[Header]:
 
 
 class _Sender:
-    """A producer and its records in flight."""
+    """A started producer and the records that are not yet acknowledged."""
 
     def __init__(self, options: WriteOptions) -> None:
         from kipmesh.client.sync import Producer
@@ -149,7 +157,10 @@ class _Sender:
         self._pending: deque[PendingRecord] = deque()
 
     def send(self, rows: list[Row], batch: bytes, names: RowNames | None) -> None:
-        """Send rows; blocks while the producer's buffer is full. Raises the error of an earlier row."""
+        """Send rows; blocks while the producer's buffer is full. Adds name headers unless `names` is None.
+
+        Raises the KafkaError of a row, possibly of an earlier call, that has already failed.
+        """
         ids = [None] * len(rows) if names is None else names.take(rows)
         send, append = self.producer.send, self._pending.append
         for (topic, key, value, partition, timestamp_ms, headers), row_id in zip(rows, ids, strict=True):
@@ -160,7 +171,7 @@ class _Sender:
             self._pending.popleft().result()
 
     def finish(self) -> None:
-        """Wait for all acknowledgements. Raises the first error."""
+        """Wait until each row is acknowledged or failed. Raises the KafkaError of the first failed row."""
         self.producer.flush()
         while self._pending:
             self._pending.popleft().result()
