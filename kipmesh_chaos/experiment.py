@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from kipmesh.core.config.validation import error_text
 from kipmesh_chaos.history import Limits
 
 FILE_BYTES_MAX = 1 << 20
@@ -365,33 +366,19 @@ def load(file: Path, *, duration_s: float | None = None) -> Experiment:
         raise ExperimentError(f"{file}: {_error_line(error)}") from None
 
 
-_SHAPES = {
-    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type", "mapping_type"), "must be keys with values"),
-    **dict.fromkeys(("tuple_type", "list_type"), "must be a list"),
-}
-"""Replaces pydantic's message for a value of the wrong type by YAML's terms."""
-_FOUND = (
-    (bool, "true or false"),
-    (dict, "keys with values"),
-    (list, "a list"),
-    (str, "a string"),
-    (type(None), "nothing"),
-)
-
-
 def _error_line(error: ValidationError) -> str:
     """Return one line with each error and its place, without the tag of the fault's kind."""
     lines = []
     kinds = {get_args(fault.model_fields["kind"].annotation)[0] for fault in Fault.__subclasses__()}
-    for one in error.errors(include_url=False, include_context=False):
+    for one in error.errors(include_url=False):
         place = ".".join(str(part) for part in one["loc"] if part not in kinds)
-        message = one["msg"].removeprefix("Value error, ")
-        if one["type"] in _SHAPES:
-            found = next((name for kind, name in _FOUND if isinstance(one["input"], kind)), "a number")
-            message = f"{_SHAPES[one['type']]}, got {found}"
-        elif one["type"] == "union_tag_not_found":
-            message = f"`kind` is missing, use one of {', '.join(sorted(kinds))}"
+        if one["type"] == "union_tag_not_found":
+            line = f"{place}.kind is missing, use one of {', '.join(sorted(kinds))}"
+        elif one["type"] == "union_tag_invalid":
+            line = f"{place}.kind must be one of {', '.join(sorted(kinds))}, got {one['input'].get('kind')!r}"
+        else:
+            line = error_text(one, place, one["input"])
         if one["loc"] == ("random",) and isinstance(one["input"], list):
-            message += " (the list belongs under `random.faults`)"
-        lines.append(f"{place}: {message}" if place else message)
+            line += " (the list belongs under `random.faults`)"
+        lines.append(line)
     return "; ".join(lines)

@@ -19,6 +19,8 @@ from typing import NamedTuple, TypeAlias, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
+from kipmesh.core.config.validation import error_text
+
 
 class HistoryError(Exception):
     """A history file is malformed. The text is one line."""
@@ -337,7 +339,9 @@ def from_line(line: str) -> Event:
         # Only JSON input has strict numbers and texts together with tuples and enumerations.
         event: Event = parser.validate_json(json.dumps(fields), strict=True)
     except ValidationError as error:
-        faults = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False))
+        faults = (
+            error_text(one, ".".join(map(str, one["loc"])), one["input"]) for one in error.errors(include_url=False)
+        )
         raise HistoryError(f"event {name!r}: {'; '.join(faults)}") from None
     return event
 

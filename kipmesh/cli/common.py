@@ -333,6 +333,7 @@ def report_error(error: Exception) -> int:
     """
     show = getattr(error, "show", None)
     if show is not None:  # click's usage errors
+        _translate(error)
         show()
         return int(getattr(error, "exit_code", EXIT_FAILED))
     expected = type(error).__module__.startswith(("kipmesh.", "kipmesh_")) or isinstance(error, OSError)
@@ -342,6 +343,16 @@ def report_error(error: Exception) -> int:
         traceback.print_exception(error)
     print(f"kipmesh: {_error_line(error)}", file=sys.stderr)
     return EXIT_FAILED
+
+
+def _translate(error: Any) -> None:
+    """Replace pydantic's text in a usage error: typer parses options with pydantic."""
+    details = getattr(error.__cause__, "errors", None)
+    if details is None:
+        return
+    from kipmesh.core.config.validation import error_text
+
+    error.message = error_text(details()[0], "", details()[0]["input"])
 
 
 def _error_line(error: Exception) -> str:

@@ -173,10 +173,14 @@ class KafkaError(Exception):
 
 
 class InvalidConfigError(KafkaError):
-    """Unknown configuration key or invalid value (INVALID_CONFIG). The message names the key."""
+    """Unknown configuration key or invalid value (INVALID_CONFIG). The message names the key.
 
-    def __init__(self, message: str) -> None:
+    Args: key: the key, if the error is about a single one.
+    """
+
+    def __init__(self, message: str, *, key: str = "") -> None:
         super().__init__(ErrorCode.INVALID_CONFIG, message)
+        self.key = key
 
 
 class CorruptRecordError(KafkaError):

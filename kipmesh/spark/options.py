@@ -121,9 +121,10 @@ _COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def canonical(raw: Mapping[str, str], known: Iterable[str], refused: Mapping[str, str]) -> dict[str, str]:
-    """Return the options in their documented spelling.
+    """Return the options with documented spelling of their names, and stripped values.
 
-    Raises InvalidOptionError for unsupported and unknown options.
+    Args: known: names of valid options, besides `kafka.*`; refused: reason by name of each unsupported option. Raises
+    InvalidOptionError for unsupported and unknown options.
     """
     known = tuple(known)
     spelling = {name.lower(): name for name in (*known, *refused)}
@@ -141,7 +142,7 @@ def canonical(raw: Mapping[str, str], known: Iterable[str], refused: Mapping[str
 
 
 def parse_bootstrap(options: Mapping[str, str]) -> str:
-    """Return the required option `kafka.bootstrap.servers` (host:port,host:port). Raises InvalidOptionError."""
+    """Return the option `kafka.bootstrap.servers`. Raises InvalidOptionError if it is missing or malformed."""
     servers = options.get(BOOTSTRAP, "")
     if not servers:
         raise InvalidOptionError(BOOTSTRAP, "is required, as host:port,host:port")
@@ -166,8 +167,7 @@ def client_settings(
     try:
         kind.parse(config)
     except InvalidConfigError as error:
-        named = re.search(r"key '([^']+)'", str(error))
-        key = named.group(1) if named else "*"  # the error names several keys
+        key = error.key or "*"  # "*": the error names several keys
         raise InvalidOptionError(f"{CLIENT_PREFIX}{key}", f"is invalid: {error}") from None
     return config
 
@@ -175,7 +175,7 @@ def client_settings(
 def parse_bool(
     options: Mapping[str, str], name: str, *, default: bool, words: tuple[str, str] = ("false", "true")
 ) -> bool:
-    """Return whether an option is the second of two `words`, in any case. Raises InvalidOptionError."""
+    """Return an option that is one of two `words` (false, true; ignoring case) as bool. Raises InvalidOptionError."""
     value = options.get(name, words[default]).lower()
     if value not in words:
         raise InvalidOptionError(name, f"must be {words[1]} or {words[0]}, got {value!r}")
@@ -193,7 +193,7 @@ def parse_positive(options: Mapping[str, str], name: str) -> int | None:
 
 
 def parse_duration_ms(options: Mapping[str, str], name: str, *, default_ms: int) -> int:
-    """Return a duration in ms: 500ms, 30s, 15m, 1h or a number of ms. Raises InvalidOptionError."""
+    """Return a duration option (500ms, 30s, 15m, 1h or a number of ms) in ms. Raises InvalidOptionError."""
     if name not in options:
         return default_ms
     found = re.fullmatch(r"([0-9]{1,15})\s*([a-z]*)", options[name].lower())
@@ -203,7 +203,7 @@ def parse_duration_ms(options: Mapping[str, str], name: str, *, default_ms: int)
 
 
 class Mode(Enum):
-    """Type of a query. Some options exist in one mode only."""
+    """Whether a query is a batch or a streaming query. Some options exist in one mode only."""
 
     BATCH = "batch"
     STREAM = "streaming"
@@ -233,7 +233,7 @@ class Bound:
     timestamp_ms: int = -1
 
     def has_offset(self, offset: int) -> bool:
-        """Whether a partition has this offset."""
+        """Whether the bound gives this offset (also -2, -1) to a partition."""
         return self.kind is BoundKind.OFFSETS and offset in self.positions.values()
 
 
@@ -263,7 +263,7 @@ class SourceOptions:
 
 
 def parse_options(raw: Mapping[str, str], mode: Mode) -> SourceOptions:
-    """Validate the options of a read. Raises InvalidOptionError, which names the option."""
+    """Validate the options of a read. Raises InvalidOptionError; OtherModeError for an option of the other mode."""
     options = canonical(raw, _KNOWN, _REFUSED)
     topics, pattern, assignment = _parse_strategy(options)
     starting, ending = _parse_bounds(options, mode)
@@ -299,7 +299,7 @@ def parse_options(raw: Mapping[str, str], mode: Mode) -> SourceOptions:
 
 
 def _parse_tasks(options: Mapping[str, str]) -> tuple[int | None, int | None, int | None]:
-    """Return minPartitions, maxRecordsPerPartition and maxTasks."""
+    """Return minPartitions, maxRecordsPerPartition and maxTasks, None if not set. Raises InvalidOptionError."""
     least, longest = parse_positive(options, "minPartitions"), parse_positive(options, "maxRecordsPerPartition")
     most = parse_positive(options, "maxTasks")
     if most is not None and longest is not None:
@@ -363,7 +363,7 @@ def _parse_bounds(options: Mapping[str, str], mode: Mode) -> tuple[Bound, Bound]
 
 
 def _parse_bound(options: Mapping[str, str], side: str, default: str) -> Bound:
-    """Apply the precedence of Spark's Kafka connector: timestamp, then timestamps, then offsets."""
+    """Parse the bound of a `side` (starting, ending). Precedence: one timestamp, timestamps by partition, offsets."""
     timestamp, timestamps, offsets = f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"
     if timestamp in options:
         if not options[timestamp].isdigit():
@@ -395,7 +395,7 @@ class WriteOptions:
 
 
 def _check_acknowledged(options: Mapping[str, str]) -> None:
-    """Reject settings that would allow lost or duplicate rows."""
+    """Raise InvalidOptionError for settings that would allow lost or duplicate rows: acks, enable.idempotence."""
     acks = options.get("kafka.acks", "all")
     if acks not in ("all", "-1"):
         raise InvalidOptionError(
@@ -406,7 +406,10 @@ def _check_acknowledged(options: Mapping[str, str]) -> None:
 
 
 def parse_write_options(raw: Mapping[str, str], mode: Mode) -> WriteOptions:
-    """Validate the options of a write. Raises InvalidOptionError, which names the option."""
+    """Validate the options of a write. Raises InvalidOptionError, which names the option.
+
+    The result always enables the idempotent producer with acks=all.
+    """
     options = canonical(raw, _WRITE_KNOWN, _WRITE_REFUSED)
     topic, batch_id = options.get("topic"), options.get("batchId")
     if topic == "":
@@ -434,9 +437,10 @@ def parse_write_options(raw: Mapping[str, str], mode: Mode) -> WriteOptions:
 
 
 def check_columns(columns: Mapping[str, str], options: WriteOptions) -> None:
-    """Check that rows with these columns (name to Spark type name) can be records. Other columns are ignored.
+    """Check that rows with these columns (name to Spark type name) can be written. Columns of other names are ignored.
 
-    Raises InvalidOptionError if the topic is missing, ValueError that names the column for other errors.
+    Raises InvalidOptionError if neither the option nor the column topic is present, ValueError for a missing column
+    value or a wrong type.
     """
     if "value" not in columns:
         optional = ", ".join(name for name in _COLUMNS if name != "value")

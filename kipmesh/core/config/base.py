@@ -14,6 +14,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from kipmesh.core.config.validation import error_text
 from kipmesh.core.errors import InvalidConfigError
 from kipmesh.messages.schema import MAX_INT32, MAX_INT64
 
@@ -117,16 +118,10 @@ class Config(BaseModel):
             first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
             key = ".".join(str(part) for part in first["loc"][:1])
             if first["type"] == "extra_forbidden":
-                raise InvalidConfigError(f"unknown configuration key {key!r}{_suggestion(key, cls.keys())}") from None
-            if first["type"] == "missing":
-                raise InvalidConfigError(f"configuration key {key!r} is required") from None
-            prefix = f"configuration key {key!r}: {values.get(key)!r}: " if key else ""
-            raise InvalidConfigError(prefix + first["msg"] + cls._range(key)) from None
-
-    @classmethod
-    def _range(cls, key: str) -> str:
-        limits = cls.limits().get(key)
-        return "" if limits is None else f" (must be an integer from {limits[0]} to {limits[1]})"
+                text = f"unknown configuration key {key!r}{_suggestion(key, cls.keys())}"
+            else:
+                text = error_text(first, key, values.get(key))
+            raise InvalidConfigError(text, key=key) from None
 
     @classmethod
     @cache

@@ -77,8 +77,8 @@ def test_check_reports_anomaly_and_exits_with_1(tmp_path: Path) -> None:
     [
         ("check", "{}\n", "history.jsonl:1: the line is not an event"),
         ("check", "name: x\n", "history.jsonl:1: the line is not JSON"),
-        ("run", "name: x\n", "hypothesis: Field required; duration_s: Field required"),
-        ("run", EXPERIMENT.replace("kill", "explode"), "faults.0: "),
+        ("run", "name: x\n", "hypothesis is missing; duration_s is missing"),
+        ("run", EXPERIMENT.replace("kill", "explode"), "faults.0.kind must be one of bit-flip, "),
     ],
 )
 def test_malformed_files_are_reported_in_one_line(tmp_path: Path, command: str, text: str, message: str) -> None:

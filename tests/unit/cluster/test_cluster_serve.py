@@ -81,7 +81,11 @@ def test_invalid_advertise_file_is_rejected(tmp_path: Path, text: str) -> None:
         (["--controllers", "2"], 2, "invalid choice: 2"),
         (["--advertise", "a", "--advertise-file", "b"], 2, "not allowed with argument"),
         (["--config", "acks"], 1, "kipmesh: --config must be key=value, got 'acks'"),
-        (["--config", "num.partitions=none", "--advertise", "127.0.0.1"], 1, "configuration key 'num.partitions'"),
+        (
+            ["--config", "num.partitions=none", "--advertise", "127.0.0.1"],
+            1,
+            "num.partitions must be an integer, got 'none'",
+        ),
         (["--dir", "/nowhere/at/all"], 1, "kipmesh: "),
     ],
 )

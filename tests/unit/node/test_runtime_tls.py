@@ -65,7 +65,7 @@ def test_security_protocol_map_sets_protocol_of_listener() -> None:
         (TLS | {"ssl.client.auth": "perhaps"}, "none, requested or required"),
         ({"http.listener": "https://127.0.0.1:0"}, "http.listener with https needs ssl.certificate.dir"),
         ({"http.listener": "ftp://127.0.0.1:0"}, "is not host:port, http://host:port or https://host:port"),
-        ({"ssl.keystore.type": "JKS"}, "'ssl.keystore.type'"),
+        ({"ssl.keystore.type": "JKS"}, "ssl.keystore.type must be 'PEM', got 'JKS'"),
     ],
 )
 def test_invalid_tls_settings_are_refused_with_one_line_error(values: dict[str, str], message: str) -> None:
