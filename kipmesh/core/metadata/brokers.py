@@ -75,8 +75,9 @@ class BrokerLifecycle:
     ) -> Decision[m.BrokerRegistrationResponse]:
         """Decide BrokerRegistration. The first returned record must get the offset `next_offset`, the new broker epoch.
 
-        Error codes: INCONSISTENT_CLUSTER_ID, INVALID_REQUEST, POLICY_VIOLATION (too many brokers),
-        DUPLICATE_BROKER_REGISTRATION.
+        A broker that registers again with the same incarnation id keeps its epoch. Error codes, without records:
+        INCONSISTENT_CLUSTER_ID; INVALID_REQUEST (malformed, or the id of a controller); POLICY_VIOLATION (BROKERS_MAX
+        brokers exist); DUPLICATE_BROKER_REGISTRATION (another incarnation has a live session).
         """
         existing = self._image.brokers.get(request.broker_id)
         code, message = self._registration_error(request, existing, now_ms)
@@ -135,10 +136,11 @@ class BrokerLifecycle:
     def heartbeat(
         self, request: m.BrokerHeartbeatRequest, now_ms: int, next_offset: int, connection: int = 0
     ) -> Decision[m.BrokerHeartbeatResponse]:
-        """Decide BrokerHeartbeat. `next_offset` is the offset of the next record.
+        """Decide BrokerHeartbeat: unfence, fence or shut down the broker and elect leaders that this allows.
 
-        `connection` is the id of the connection that carried it, or 0 if its end is not reported to `disconnected`.
-        Error codes: BROKER_ID_NOT_REGISTERED, STALE_BROKER_EPOCH.
+        `next_offset` is the offset of the next record. `connection` is the id of the connection that carried the
+        heartbeat, or 0 if its end is not reported to `disconnected`. Error codes, without records:
+        BROKER_ID_NOT_REGISTERED, STALE_BROKER_EPOCH.
         """
         broker = self._image.brokers.get(request.broker_id)
         if broker is None:
@@ -216,8 +218,8 @@ class BrokerLifecycle:
         return kept
 
     def _shut_down(self, broker: BrokerState, session: Session, next_offset: int) -> tuple[list[r.Record], bool]:
-        """Return the records of a controlled shutdown, and whether the broker may stop: all other brokers have applied
-        its removal."""
+        """Return the records of a controlled shutdown, and whether the broker may stop, because all other brokers have
+        applied its removal."""
         if broker.fenced:
             self._sessions.end(broker.broker_id)
             return [], True
@@ -249,17 +251,26 @@ class BrokerLifecycle:
 
     def disconnected(self, broker_id: int, connection: int, now_ms: int) -> bool:
         """Record the end of a connection that carried heartbeats. Return whether that starts the loss timeout of an
-        unfenced broker."""
+        unfenced broker.
+
+        False if the broker is fenced or already missing, has another such connection, or the loss timeout is 0
+        (disabled).
+        """
         return self._sessions.disconnected(broker_id, connection, now_ms) and self._is_unfenced(broker_id)
 
     def unconfirmed(self) -> dict[int, Collection[tuple[str, int]]]:
-        """Return broker id -> addresses of unfenced brokers that have not contacted this controller yet."""
+        """Return broker id -> (host, port) of its listeners, for unfenced brokers that have not contacted this
+        controller yet."""
         brokers = filter(self._is_unfenced, self._sessions.unconfirmed())
         return {broker_id: self._image.brokers[broker_id].endpoints.values() for broker_id in brokers}
 
     def refused(self, broker_id: int, now_ms: int) -> bool:
         """Record that the broker's address refuses connections. Return whether that starts the loss timeout of an
-        unfenced broker."""
+        unfenced broker.
+
+        False if the broker is fenced or already missing, has contacted this controller, or the loss timeout is 0
+        (disabled).
+        """
         return self._is_unfenced(broker_id) and self._sessions.refused(broker_id, now_ms)
 
     def _is_unfenced(self, broker_id: int) -> bool:
@@ -267,8 +278,11 @@ class BrokerLifecycle:
         return broker is not None and not broker.fenced
 
     def expired(self, now_ms: int) -> list[int]:
-        """Return the unfenced brokers whose sessions have expired. Each gets a new session, and is returned again if it
-        expires."""
+        """Return the ids of unfenced brokers whose sessions have expired, earliest expiry first.
+
+        Each of them gets a new session, and is returned again if that expires. Expired sessions of other brokers are
+        removed.
+        """
         expired = []
         for broker_id in self._sessions.expired(now_ms):
             if self._is_unfenced(broker_id):
@@ -279,9 +293,10 @@ class BrokerLifecycle:
         return expired
 
     def fence(self, broker_ids: Sequence[int]) -> list[r.Record]:
-        """Return the records that fence the first broker: one event at fencing level 1 (630-16).
+        """Return the records that fence the first of `broker_ids`, which must be registered.
 
-        The other brokers, which are fenced next, are not elected in its place.
+        With level 1 of `kipmesh.fencing` (630-16) this is one event, with level 0 also one record per changed
+        partition. The other brokers, which the caller fences next, are not elected in its place.
         """
         broker = self._image.brokers[broker_ids[0]]
         event = r.BrokerRegistrationChangeRecord(broker.broker_id, broker.broker_epoch, fenced=1)
@@ -291,12 +306,12 @@ class BrokerLifecycle:
 
     @property
     def _is_event(self) -> bool:
-        """Whether one record implies the changes of a broker's partitions."""
+        """Whether one record implies the changes of a broker's partitions: `kipmesh.fencing` has level 1."""
         return self._image.fencing_level > 0
 
     def _leave_records(self, excluded: Collection[int], *, unclean: bool) -> list[r.Record]:
         """Return the changes that remove the first of `excluded` from ISRs and leaderships. None of `excluded` is
-        elected."""
+        elected. With `unclean`, the broker leaves an ISR even as its last member."""
         broker_id = next(iter(excluded))
         can_lead = self._can_lead_without(excluded)
         topics = self._image.topics
@@ -309,20 +324,22 @@ class BrokerLifecycle:
     # --- elections
 
     def elect_pending(self) -> list[r.Record]:
-        """Return the elections that known log ends now allow, after a configuration changed or a broker was fenced."""
+        """Return the records that elect leaders from the known log ends, after a configuration changed or a broker was
+        fenced."""
         return self._elect_by_log_end(list(self._log_ends), self._image.can_lead)
 
     def elect_unclean(self, keys: Sequence[PartitionKey]) -> list[r.Record]:
-        """Return the unclean elections of leaderless partitions whose available replicas have reported log ends.
+        """Return the records that elect leaders of these existing, leaderless partitions if all available replicas have
+        reported log ends.
 
-        For the other partitions, heartbeat responses request the log ends and the election follows. `cancel_unclean`
-        cancels it.
+        For the other partitions, the next heartbeat responses request the log ends, and the election follows their
+        reports unless `cancel_unclean` cancels it.
         """
         self._unclean_requested.update(dict.fromkeys(keys))
         return self._elect_by_log_end(keys, self._image.can_lead)
 
     def cancel_unclean(self, keys: Iterable[PartitionKey]) -> None:
-        """Cancel requested unclean elections."""
+        """Cancel pending unclean elections of these partitions. Partitions without one are ignored."""
         for key in keys:
             self._unclean_requested.pop(key, None)
 
@@ -345,7 +362,7 @@ class BrokerLifecycle:
         return records
 
     def _current_log_ends(self, key: PartitionKey) -> Mapping[int, LogEnd]:
-        """Return the log ends that were reported under the brokers' current epochs."""
+        """Return broker id -> log end, for the log ends that were reported under the brokers' current epochs."""
         brokers = self._image.brokers
         return {
             broker_id: log_end
@@ -390,7 +407,7 @@ class BrokerLifecycle:
 
 
 def _registration_fault(request: m.BrokerRegistrationRequest) -> str | None:
-    """Return why a registration cannot be written as a record, or None."""
+    """Return an error message if the registration is malformed or exceeds a limit, else None."""
     if not 0 <= request.broker_id <= MAX_INT32 or len(request.incarnation_id) != _ID_BYTES or not request.listeners:
         return "a registration needs a broker id, a 16-byte incarnation id and listeners"
     for name, values, count_max in (

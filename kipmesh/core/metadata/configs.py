@@ -41,7 +41,8 @@ DYNAMIC_KEYS: Mapping[str, str] = {
 def alter_configs(
     controller: ControllerState, request: m.IncrementalAlterConfigsRequest
 ) -> Decision[m.IncrementalAlterConfigsResponse]:
-    """Decide IncrementalAlterConfigs: set or remove keys, all or none of a resource.
+    """Decide IncrementalAlterConfigs: set or remove keys, all or none of a resource. With `validate_only`, write no
+    records.
 
     Error codes per resource: INVALID_CONFIG, INVALID_REQUEST, UNKNOWN_TOPIC_OR_PARTITION, BROKER_ID_NOT_REGISTERED,
     POLICY_VIOLATION (the metadata topic).
@@ -66,7 +67,8 @@ def alter_configs(
 
 
 def _alterations(image: MetadataImage, resource: m.AlterConfigsResource) -> list[Record]:
-    """Return the records that set or remove keys. Raises KafkaError."""
+    """Return the records that set or remove the resource's keys, without those that change nothing. Raises KafkaError
+    with the codes of `alter_configs`."""
     is_broker = resource.resource_type == BROKER_RESOURCE
     name = _broker_name(image, resource.resource_name) if is_broker else _topic(image, resource).name
     before = image.broker_config(name) if is_broker else image.topic_config(name)
@@ -107,7 +109,8 @@ def _rate(key: str, value: str) -> str:
 
 
 def checked_value(key: str, value: str) -> str:
-    """Return the value. Raises InvalidConfigError if it has more than TEXT_LENGTH_MAX characters or a NUL."""
+    """Return `value` unchanged. Raises InvalidConfigError if it has more than TEXT_LENGTH_MAX characters or a NUL
+    character."""
     if len(value) > TEXT_LENGTH_MAX or "\0" in value:
         text = f"a value must have at most {TEXT_LENGTH_MAX} characters and no NUL"
         raise InvalidConfigError(f"configuration key {key!r}: {text}")
@@ -125,7 +128,8 @@ def _topic(image: MetadataImage, resource: m.AlterConfigsResource | m.DescribeCo
 
 
 def _broker_name(image: MetadataImage, name: str) -> str:
-    """Return the canonical broker id, or "" for all brokers. Raises KafkaError(BROKER_ID_NOT_REGISTERED)."""
+    """Return the broker id without leading zeros, or "" (all brokers) for "". Raises
+    KafkaError(BROKER_ID_NOT_REGISTERED), also if `name` is not a number."""
     if name == "":
         return name
     if not (name.isascii() and name.isdecimal() and len(name) <= len(str(2**31)) and int(name) in image.brokers):
@@ -138,7 +142,8 @@ def describe_configs(
 ) -> Decision[m.DescribeConfigsResponse]:
     """Decide DescribeConfigs: return values, their sources and, on request, their documentation.
 
-    Error codes per resource: INVALID_REQUEST, UNKNOWN_TOPIC_OR_PARTITION, BROKER_ID_NOT_REGISTERED.
+    A request without keys describes all keys of a topic, or the keys that are set for a broker. Error codes per
+    resource: INVALID_REQUEST, UNKNOWN_TOPIC_OR_PARTITION, BROKER_ID_NOT_REGISTERED.
     """
     results = []
     for resource in request.resources:

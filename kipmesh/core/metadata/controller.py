@@ -7,7 +7,7 @@ the image itself and passes the delta to `changed`.
 Decisions about single requests are functions in the module of their subject, bound here by the name of their API.
 Decisions about brokers that need a clock are in `brokers`, their sessions in `sessions`.
 
-Invariant: only `applied` changes the image.
+Invariant: the image changes only by appended batches.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PRODUCER_ID_BLOCK_SIZE = 1000
 
 
 class MetadataController(ControllerState):
-    """Decisions over one image, which must have replayed the whole log."""
+    """All decisions of the active controller over one image, which must have replayed the whole log."""
 
     alter_partition = partitions.alter_partition
     assign_replicas_to_dirs = partitions.assign_replicas_to_dirs
@@ -57,7 +57,10 @@ class MetadataController(ControllerState):
         self._completable: dict[PartitionKey, None] = {}
 
     def activate(self, now_ms: int) -> list[r.Record]:
-        """Become the active controller: start fresh sessions, and return the feature records that the log lacks."""
+        """Become the active controller: start a fresh session for each unfenced broker.
+
+        Return the feature records to append: `metadata.version` and `kipmesh.fencing`, unless the log has them.
+        """
         for broker in self.image.brokers.values():
             if not broker.fenced:
                 self.sessions.grant(broker.broker_id, broker.broker_epoch, now_ms)
@@ -70,14 +73,19 @@ class MetadataController(ControllerState):
         return features
 
     def applied(self, batch: bytes) -> MetadataDelta:
-        """Apply an appended batch to the image. Return its delta. Raises what `MetadataImage.replay` raises."""
+        """Apply an appended batch to the image. Return its delta.
+
+        Raises CorruptRecordError for a batch that cannot be applied, KafkaError(UNSUPPORTED_VERSION) for an unknown
+        level of `kipmesh.fencing`.
+        """
         delta = MetadataDelta()
         self.image.replay(batch, delta)
         self.changed(delta)
         return delta
 
     def changed(self, delta: MetadataDelta) -> None:
-        """Handle the delta of an appended batch that the owner has applied to the image."""
+        """Update pending elections and reassignments for the delta of an appended batch that the owner has applied to
+        the image."""
         self.brokers.forget_decided(delta)
         self._note_completable(common(self.image.reassigning, delta.changed_partitions))
 
@@ -90,9 +98,10 @@ class MetadataController(ControllerState):
     def heartbeat(
         self, request: m.BrokerHeartbeatRequest, now_ms: int, next_offset: int, connection: int = 0
     ) -> Decision[m.BrokerHeartbeatResponse]:
-        """Decide BrokerHeartbeat. If it changes nothing else, it completes pending reassignments.
+        """Decide BrokerHeartbeat. A heartbeat that causes no records completes up to COMPLETIONS_MAX pending
+        reassignments.
 
-        Args and errors: see `BrokerLifecycle.heartbeat`.
+        Error codes: BROKER_ID_NOT_REGISTERED, STALE_BROKER_EPOCH. Args: see `BrokerLifecycle.heartbeat`.
         """
         decision = self.brokers.heartbeat(request, now_ms, next_offset, connection)
         if self._completable and not decision.records:
@@ -111,17 +120,20 @@ class MetadataController(ControllerState):
     def elect_leaders(
         self, election_type: m.ElectionType, partitions: Sequence[elections.TopicPartition]
     ) -> Decision[list[elections.ElectionResult]]:
-        """Decide ElectLeaders for these partitions. See `elections.elect_leaders` for results and errors."""
+        """Decide ElectLeaders for these partitions. The response has one result per distinct partition, with the error
+        codes of the table in `elections`."""
         return elections.elect_leaders(self, election_type, partitions, self.brokers.elect_unclean)
 
     def withdraw_elections(self, partitions: Iterable[elections.TopicPartition]) -> Decision[None]:
-        """Cancel pending unclean elections whose clients no longer wait."""
+        """Cancel pending unclean elections of these partitions, because no client waits for them. Unknown topics are
+        ignored."""
         names = self.image.topic_names
         self.brokers.cancel_unclean([(names[topic], partition) for topic, partition in partitions if topic in names])
         return Decision((), None)
 
     def plan_broker_drain(self, request: m.PlanBrokerDrainRequest) -> Decision[m.PlanBrokerDrainResponse]:
-        """Decide PlanBrokerDrain: plan moves of a broker's replicas. See `Drains.plan`."""
+        """Decide PlanBrokerDrain: plan moves of some of a broker's replicas, without records. Error codes:
+        BROKER_ID_NOT_REGISTERED, INVALID_REPLICATION_FACTOR."""
         return Decision((), self._drains.plan(request))
 
     def allocate_producer_ids(self, request: m.AllocateProducerIdsRequest) -> Decision[m.AllocateProducerIdsResponse]:

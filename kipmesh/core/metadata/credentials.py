@@ -29,7 +29,8 @@ _MECHANISMS = {number: name for name, number in NUMBERS.items()}
 def alter_user_scram_credentials(
     controller: ControllerState, request: m.AlterUserScramCredentialsRequest
 ) -> Decision[m.AlterUserScramCredentialsResponse]:
-    """Decide AlterUserScramCredentials. The response has one result per user, deletions first.
+    """Decide AlterUserScramCredentials: set or delete credentials. The response has one result per user, deletions
+    first.
 
     Error codes per user: DUPLICATE_RESOURCE, RESOURCE_NOT_FOUND, UNACCEPTABLE_CREDENTIAL, UNSUPPORTED_SASL_MECHANISM,
     POLICY_VIOLATION (too many alterations).
@@ -87,7 +88,8 @@ def _upsertion(requested: m.ScramCredentialUpsertion) -> Record:
 
 
 def _check_name_and_mechanism(name: str, mechanism: int) -> str:
-    """Return the mechanism's name. Raises KafkaError."""
+    """Return the mechanism's name. Raises KafkaError: UNACCEPTABLE_CREDENTIAL (user name) or
+    UNSUPPORTED_SASL_MECHANISM."""
     if not name or not is_name(name):
         text = f"a user name must not be empty, and must have {NAME_RULE}"
         raise KafkaError(ErrorCode.UNACCEPTABLE_CREDENTIAL, text)
@@ -99,7 +101,8 @@ def _check_name_and_mechanism(name: str, mechanism: int) -> str:
 def describe_user_scram_credentials(
     controller: ControllerState, request: m.DescribeUserScramCredentialsRequest
 ) -> Decision[m.DescribeUserScramCredentialsResponse]:
-    """Decide DescribeUserScramCredentials: return mechanisms and iterations of the named users, or of all; no secrets.
+    """Decide DescribeUserScramCredentials: return mechanisms and iterations of the named users, or of all if none is
+    named; no secrets.
 
     Error codes per user: DUPLICATE_RESOURCE, RESOURCE_NOT_FOUND.
     """

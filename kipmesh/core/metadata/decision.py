@@ -29,7 +29,7 @@ NAME_LENGTH_MAX = 255
 """Maximum characters of names of listeners, hosts, features, racks and users."""
 NAME_RULE = f"at most {NAME_LENGTH_MAX} characters and no NUL"
 ERROR_LENGTH_MAX = 500
-"""Maximum characters of an error message in a response."""
+"""Maximum characters of an error message in a response, without the `...` that marks a truncated one."""
 
 
 class Decision(NamedTuple, Generic[Response]):
@@ -40,7 +40,8 @@ class Decision(NamedTuple, Generic[Response]):
 
 
 class ControllerState:
-    """Inputs of decisions: configuration, image and broker sessions. `new_topic_id` returns a random topic id."""
+    """Inputs of decisions: configuration, image and broker sessions. `new_topic_id` returns a random topic id (16
+    bytes)."""
 
     def __init__(self, config: ControllerConfig, image: MetadataImage, new_topic_id: Callable[[], bytes]) -> None:
         self.config = config
@@ -49,7 +50,8 @@ class ControllerState:
         self.sessions = BrokerSessions(config.broker_session_timeout_ms, config.broker_connection_loss_timeout_ms)
 
     def unclean_allowed(self, topic_name: str) -> bool:
-        """Return the topic's `unclean.leader.election.enable`, by default the controller's own."""
+        """Return the topic's `unclean.leader.election.enable`, or the controller's own value if the topic does not set
+        it."""
         value = self.image.topic_config(topic_name).get(UNCLEAN_LEADER_ELECTION)
         return self.config.unclean_leader_election_enable if value is None else value.lower() in _TRUE
 
@@ -87,13 +89,13 @@ def check_replicas(image: MetadataImage, replicas: Sequence[int]) -> None:
 
 
 def is_registered(image: MetadataImage, broker_id: int, broker_epoch: int) -> bool:
-    """Return whether `broker_epoch` is the broker's current registration; if not, callers return STALE_BROKER_EPOCH."""
+    """Return whether the broker is registered with this broker epoch; if not, callers return STALE_BROKER_EPOCH."""
     broker = image.brokers.get(broker_id)
     return broker is not None and broker.broker_epoch == broker_epoch
 
 
 def error_text(message: str) -> str:
-    """Return the error message, truncated for a response to ERROR_LENGTH_MAX characters."""
+    """Return the error message, or its first ERROR_LENGTH_MAX characters and `...` if it is longer."""
     return message if len(message) <= ERROR_LENGTH_MAX else message[:ERROR_LENGTH_MAX] + "..."
 
 

@@ -50,7 +50,7 @@ class _Walk:
 
 
 class Drains:
-    """Plans drains of brokers. It remembers the position of each walk, so that a whole drain costs O(replicas)."""
+    """Plans drains of brokers. Remembers the position of each walk, so that a whole drain costs O(replicas)."""
 
     def __init__(self, image: MetadataImage) -> None:
         self._image = image
@@ -59,10 +59,11 @@ class Drains:
         self._last_walk_id = 0
 
     def plan(self, request: m.PlanBrokerDrainRequest) -> m.PlanBrokerDrainResponse:
-        """Return a plan for some of the broker's replicas and the cursor of the next plan.
+        """Return moves for some of the broker's replicas and the cursor of the next plan, None after the last replica.
 
-        Error codes: BROKER_ID_NOT_REGISTERED; INVALID_REPLICATION_FACTOR if no broker can replace the drained one for a
-        partition.
+        With `is_check`, no moves are returned. `leaving` counts the replicas of this step that a running reassignment
+        already removes. Error codes: BROKER_ID_NOT_REGISTERED (and no partition has a replica on it);
+        INVALID_REPLICATION_FACTOR if no broker can replace the drained one for a partition.
         """
         image, broker_id = self._image, request.broker_id
         replicas = len(image.partitions_of_broker(broker_id))
@@ -124,7 +125,7 @@ def _stuck(topic: TopicState, partition: int, broker_id: int, needed: int, repli
 
 
 class _Plan:
-    """Loads of the brokers, updated as partitions are planned."""
+    """One plan: chooses replacements by the brokers' loads, which it updates as partitions are planned."""
 
     def __init__(self, image: MetadataImage, broker_id: int, topic_loads: dict[bytes, Counter[int]]) -> None:
         """`topic_loads` has the replica counts per topic and broker that earlier plans of the same walk counted and
@@ -138,12 +139,12 @@ class _Plan:
         self._topic_loads = topic_loads
 
     def is_stuck(self, target: Collection[int]) -> bool:
-        """Return whether no broker can replace the drained one."""
+        """Return whether no broker can replace the drained one in a partition with these target replicas."""
         return self._candidates <= set(target)
 
     def replace_broker(self, topic_id: bytes, target: Sequence[int]) -> tuple[int, ...]:
-        """Return the partition's replicas with the drained broker replaced. `count_load` must have counted the
-        topic."""
+        """Return the target replicas with the drained broker replaced. `count_load` must have counted the topic. A
+        leader service may move to the front (see the module)."""
         place = target.index(self._broker_id)
         others = [replica for replica in target if replica != self._broker_id]
         of_topic = self._topic_loads[topic_id]
@@ -167,7 +168,7 @@ class _Plan:
 
     def count_load(self, topic: TopicState) -> int:
         """Count each broker's replicas of the topic once per walk, by sampling a large topic. Return the number of
-        partitions counted."""
+        partitions examined, 0 if the topic was counted before."""
         if topic.topic_id in self._topic_loads:
             return 0
         step = len(topic.partitions) // CHECKED_MAX + 1
@@ -182,7 +183,7 @@ def unregister_broker(
 ) -> Decision[m.UnregisterBrokerResponse]:
     """Decide UnregisterBroker: remove a stopped broker without replicas, and its dynamic configuration.
 
-    Error codes: BROKER_ID_NOT_REGISTERED, POLICY_VIOLATION (it has replicas), INVALID_REQUEST (it is running).
+    Error codes: BROKER_ID_NOT_REGISTERED, POLICY_VIOLATION (the broker has replicas), INVALID_REQUEST (it is running).
     """
     image = controller.image
     broker = image.brokers.get(request.broker_id)

@@ -65,16 +65,18 @@ class LogEnd(NamedTuple):
 
 
 def first_eligible(can_lead: CanLead, candidates: Iterable[int]) -> int:
-    """Return the first candidate that can lead, or NO_LEADER."""
+    """Return the first candidate that can lead, or NO_LEADER (-1) if none can."""
     return next(filter(can_lead, candidates), NO_LEADER)
 
 
 def leave_isr(
     key: PartitionKey, state: PartitionState, broker_id: int, can_lead: CanLead, *, unclean: bool
 ) -> PartitionChangeRecord | None:
-    """Return the change that removes `broker_id` from leadership and ISR, or None. `can_lead` must exclude it.
+    """Return the change that removes `broker_id` from leadership and ISR, or None if nothing changes. `can_lead` must
+    exclude it.
 
-    The last member stays in the ISR without leading, unless the stop was unclean.
+    The first ISR member in replica order that can lead becomes the leader, also if there was none. The last member
+    stays in the ISR without leading, unless `unclean`: its broker stopped uncleanly or lost the log.
     """
     isr: Sequence[int] = state.isr
     remembered: Sequence[int] = state.last_known_elr
@@ -96,7 +98,8 @@ def leave_isr(
 
 
 def elect_clean(key: PartitionKey, state: PartitionState, can_lead: CanLead) -> PartitionChangeRecord | None:
-    """Return the change that elects a clean member of the ISR for a leaderless partition, or None."""
+    """Return the change that elects an ISR member for a leaderless partition. None if the partition has a leader or no
+    ISR member can lead."""
     if state.leader != NO_LEADER:
         return None
     leader = first_eligible(can_lead, in_replica_order(state.replicas, state.isr))
@@ -104,7 +107,8 @@ def elect_clean(key: PartitionKey, state: PartitionState, can_lead: CanLead) -> 
 
 
 def wants_log_end(state: PartitionState, broker_id: int, *, unclean_allowed: bool) -> bool:
-    """Return whether an election of this partition needs the log end of this broker's replica."""
+    """Return whether the partition has no leader and an election of this partition needs the log end of this broker's
+    replica."""
     if state.leader != NO_LEADER or is_lost(state, broker_id):
         return False
     return (not state.isr and broker_id in state.last_isr) or (unclean_allowed and broker_id in state.replicas)
@@ -118,10 +122,11 @@ def elect_by_log_end(
     *,
     unclean_allowed: bool,
 ) -> PartitionChangeRecord | None:
-    """Return the change that elects the replica with the highest log end, or None while log ends are missing.
+    """Return the change that elects the replica with the highest log end. None if log ends are missing, the highest
+    replica cannot lead or the partition has a leader.
 
-    Applies to a partition without a leader and without an available clean member of its ISR. `log_ends` maps broker to
-    log end.
+    With an empty ISR, all members of the last ISR must have reported. With `unclean_allowed`, the available replicas
+    suffice, whatever the ISR is. Call `elect_clean` first. `log_ends` maps broker id to log end.
     """
     if state.leader != NO_LEADER:
         return None
@@ -163,7 +168,7 @@ def _greatest(members: Sequence[int], log_ends: Mapping[int, LogEnd], can_lead: 
 
 
 def clear_last_known_elr(key: PartitionKey) -> PartitionChangeRecord:
-    """Return the record that clears the last known ELR after the leader proved itself alive."""
+    """Return the record that clears the partition's `last_known_elr` after its leader proved itself alive."""
     return PartitionChangeRecord(key[1], key[0], last_known_elr=())
 
 
@@ -171,7 +176,7 @@ def clear_last_known_elr(key: PartitionKey) -> PartitionChangeRecord:
 
 
 class ElectionResult(NamedTuple):
-    """Result of one partition's election."""
+    """Result of one partition's election in an ElectLeaders request. `message` is None without an error."""
 
     topic: str
     partition: int
@@ -187,8 +192,8 @@ def elect_leaders(
     partitions: Iterable[TopicPartition],
     elect_unclean: ElectUnclean,
 ) -> Decision[list[ElectionResult]]:
-    """Decide ElectLeaders: one result per partition, with the error codes of the module's table. Duplicates get one
-    result."""
+    """Decide ElectLeaders: one result per distinct partition, with the error codes of the module's table. Errors do not
+    affect other partitions."""
     image = controller.image
     results: dict[TopicPartition, ElectionResult] = {}
     records: list[Record] = []
@@ -216,7 +221,8 @@ def elect_leaders(
 
 
 def _check_preferred(controller: ControllerState, state: PartitionState) -> None:
-    """Raise KafkaError unless the preferred leader does not lead and can."""
+    """Raise KafkaError: ELECTION_NOT_NEEDED if the preferred leader leads, PREFERRED_LEADER_NOT_AVAILABLE if it cannot
+    lead."""
     image, preferred = controller.image, state.replicas[0]
     if state.leader == preferred:
         raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED, f"the preferred leader, broker {preferred}, already leads")
@@ -230,7 +236,8 @@ def _check_preferred(controller: ControllerState, state: PartitionState) -> None
 
 
 def _check_leaderless(controller: ControllerState, state: PartitionState) -> None:
-    """Raise KafkaError unless the partition has no leader and a replica that can lead."""
+    """Raise KafkaError: ELECTION_NOT_NEEDED if the partition has a leader, ELIGIBLE_LEADERS_NOT_AVAILABLE if all its
+    replicas are fenced or shutting down."""
     if state.leader != NO_LEADER:
         raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED, f"broker {state.leader} already leads")
     if not any(map(controller.image.can_lead, state.replicas)):
@@ -239,8 +246,8 @@ def _check_leaderless(controller: ControllerState, state: PartitionState) -> Non
 
 
 def elect_preferred(controller: ControllerState, keys: Iterable[PartitionKey], count_max: int) -> Decision[int]:
-    """Elect the preferred leaders of up to `count_max` of these partitions where possible. The response is the number
-    elected."""
+    """Elect the preferred leaders of up to `count_max` of these partitions. Skips partitions that it leads already or
+    cannot lead. The response is the number elected."""
     image = controller.image
     records: list[Record] = []
     for key in keys:
@@ -255,13 +262,15 @@ def elect_preferred(controller: ControllerState, keys: Iterable[PartitionKey], c
 
 
 def preferred_candidates(controller: ControllerState) -> Decision[list[PartitionKey]]:
-    """Return the partitions whose preferred leader does not lead but can, in sync or not."""
+    """Return the keys of partitions whose preferred leader does not lead although its broker is available. It may be
+    outside the ISR."""
     image = controller.image
     return Decision((), [key for leader, keys in image.imbalanced.items() if image.can_lead(leader) for key in keys])
 
 
 def partitions_to_elect(controller: ControllerState, election_type: ElectionType) -> Decision[list[TopicPartition]]:
-    """Return the partitions of an ElectLeaders request of this type that names no partitions."""
+    """Return the partitions for an ElectLeaders request that names none: all without a leader (UNCLEAN), or all that
+    their preferred leader does not lead (PREFERRED)."""
     image = controller.image
     groups = [image.leaderless] if election_type is ElectionType.UNCLEAN else image.imbalanced.values()
     return Decision((), [(image.topics[topic_id].name, partition) for keys in groups for topic_id, partition in keys])

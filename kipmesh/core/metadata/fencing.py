@@ -30,7 +30,7 @@ from kipmesh.core.metadata.states import BrokerState, PartitionState, in_replica
 
 FENCING_FEATURE = "kipmesh.fencing"
 FENCING_LEVEL = 1
-"""Newest level that this version of kipmesh knows and writes."""
+"""Newest level of `kipmesh.fencing` that this version of kipmesh knows and writes."""
 
 ALSO_GONE_MAX = 1000
 """Maximum brokers named by one record. Further brokers may be elected until they are fenced themselves; that costs an
@@ -48,7 +48,8 @@ def check_level(name: str, level: int) -> None:
 
 
 def removes_broker(level: int, record: Record) -> bool:
-    """Return whether the record removes the broker from ISRs and leaderships at this level."""
+    """Return whether the record removes its broker from ISRs and leaderships. `level` is the level of the feature
+    `kipmesh.fencing`; False for level 0."""
     return (
         level >= 1
         and isinstance(record, BrokerRegistrationChangeRecord)
@@ -57,13 +58,17 @@ def removes_broker(level: int, record: Record) -> bool:
 
 
 def proves_liveness(level: int, record: Record) -> bool:
-    """Return whether the record proves that the broker was alive after the last change of the partitions that it
-    leads."""
+    """Return whether the record clears `last_known_elr` of all partitions that its broker leads; False for level 0.
+
+    `level` is the level of the feature `kipmesh.fencing`. A record with `proven` shows that the broker has applied the
+    metadata up to the last change of these partitions, so it was alive after that change and has all committed records.
+    """
     return level >= 1 and isinstance(record, BrokerRegistrationChangeRecord) and record.proven
 
 
 def successors(brokers: Mapping[int, BrokerState], record: BrokerRegistrationChangeRecord) -> Collection[int]:
-    """Return the brokers that may be elected in place of the record's broker."""
+    """Return the ids of brokers that may be elected in place of the record's broker: all that can lead, except those in
+    `also_gone`."""
     gone = {record.broker_id, *record.also_gone}
     return {broker_id for broker_id, broker in brokers.items() if broker.can_lead and broker_id not in gone}
 
@@ -113,5 +118,6 @@ def _without(isr: Sequence[int], broker_id: int) -> Sequence[int]:
 
 
 def without_last_known_elr(state: PartitionState) -> PartitionState:
-    """Return the partition without a last known ELR, because its leader was alive after its last change."""
+    """Return the partition with an empty `last_known_elr` and the next partition epoch, because its leader was alive
+    after its last change."""
     return state._replace(partition_epoch=state.partition_epoch + 1, last_known_elr=())

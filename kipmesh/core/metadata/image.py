@@ -87,7 +87,7 @@ class PartitionIndexes:
     """Broker -> partitions with a replica on it."""
     leaderless: dict[PartitionKey, None] = field(default_factory=dict)
     unproven: dict[int, dict[PartitionKey, int]] = field(default_factory=dict)
-    """Leader -> partitions that it leads and that have a last known ELR -> offset of the record that caused it."""
+    """Leader -> partitions that it leads and that have a last known ELR -> offset of the record that set this state."""
     imbalanced: dict[int, dict[PartitionKey, None]] = field(default_factory=dict)
     """Preferred leader -> partitions that it does not lead."""
     reassigning: dict[PartitionKey, None] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class PartitionIndexes:
             self.reassigning.pop(key, None)
 
     def leader_changed(self, key: PartitionKey, before: int, state: PartitionState, offset: int) -> None:
-        """Update the indexes for a partition that `before` led and whose new state was set by the record at
+        """Update the indexes for a partition whose leader was `before` and whose new state was set by the record at
         `offset`."""
         _discard(self.unproven, before, key)
         self.balance(key, state.replicas[0], state.leader)
@@ -144,7 +144,7 @@ class PartitionIndexes:
 class MetadataImage:
     """All metadata up to and including `offset`. A new image is empty.
 
-    The arguments of a new image are the end of the snapshot whose records will be applied, if any.
+    Pass the snapshot's last offset, epoch and timestamp if its records will be applied, else no arguments.
     """
 
     offset: int = -1
@@ -197,17 +197,18 @@ class MetadataImage:
         )
 
     def topic_by_name(self, name: str) -> TopicState | None:
-        """Return the topic with this name, or None."""
+        """Return the topic with this name, or None if it does not exist."""
         topic_id = self.topic_names.get(name)
         return None if topic_id is None else self.topics[topic_id]
 
     def partition(self, topic_id: bytes, partition: int) -> PartitionState | None:
-        """Return the partition's state, or None."""
+        """Return the partition's state, or None if the topic or partition does not exist."""
         topic = self.topics.get(topic_id)
         return None if topic is None else topic.partitions.get(partition)
 
     def partitions_of_broker(self, broker_id: int) -> Collection[PartitionKey]:
-        """Return the (topic id, partition) of every replica on the broker; a view, not a copy."""
+        """Return the (topic id, partition) of every replica on the broker, empty for an unknown broker; a view, not a
+        copy."""
         return self._indexes.of_broker.get(broker_id, _NO_PARTITIONS).keys()
 
     @property
@@ -236,21 +237,21 @@ class MetadataImage:
         return self._indexes.reassigning.keys()
 
     def unproven(self, leader: int) -> Mapping[PartitionKey, int]:
-        """Return partitions that this broker leads and that have a last known ELR -> offset of the record that caused
-        it."""
+        """Return the partitions that this broker leads and that have a last known ELR -> offset of the record that set
+        this state."""
         return self._indexes.unproven.get(leader, _NO_OFFSETS)
 
     def broker_config(self, name: str) -> Mapping[str, str]:
-        """Return the dynamic configuration of the broker with id `name`, or the cluster-wide default for an empty
-        name."""
+        """Return the broker's dynamic configuration, key -> value. `name` is the broker id, or empty for the
+        cluster-wide default."""
         return self._configs.get((BROKER_RESOURCE, name), _NO_CONFIG)
 
     def topic_config(self, name: str) -> Mapping[str, str]:
-        """Return the topic's own configuration, without defaults: key -> value."""
+        """Return the topic's own configuration, without defaults: key -> value. Empty for an unknown topic."""
         return self._configs.get((TOPIC_RESOURCE, name), _NO_CONFIG)
 
     def credentials_of(self, user: str) -> Mapping[int, ScramCredential]:
-        """Return the user's SCRAM credentials by Kafka's mechanism number; empty for an unknown user."""
+        """Return the user's SCRAM credentials: Kafka's mechanism number -> credential. Empty for an unknown user."""
         return self.credentials.get(user, _NO_CREDENTIALS)
 
     @property
@@ -262,7 +263,7 @@ class MetadataImage:
         """Return the unavailable brokers of which a leaderless partition needs one or all to elect a leader.
 
         These are the unavailable members of the ISR, or of the last ISR if the ISR is empty. Empty if the partition has
-        a leader or all members are available.
+        a leader or does not exist, or all members are available.
         """
         state = self.partition(topic_id, partition)
         if state is None or state.leader != r.NO_LEADER:
@@ -276,19 +277,20 @@ class MetadataImage:
         return broker is not None and broker.can_lead
 
     def replay(self, batches: bytes, delta: MetadataDelta) -> None:
-        """Apply whole record batches in log order, skipping those at or below `offset`, and add the changes to `delta`.
+        """Apply whole record batches in log order and add the changes to `delta`. Batches at or below `offset` are
+        skipped.
 
         Raises CorruptRecordError for bytes or records that cannot be applied, KafkaError(UNSUPPORTED_VERSION) for an
-        unknown fencing level.
+        unknown level of `kipmesh.fencing`. The image is then `failed`.
         """
         for _ in self.replay_steps(batches, delta):
             pass
 
     def replay_steps(self, batches: bytes, delta: MetadataDelta) -> Iterator[None]:
-        """Like `replay`, in steps of about 10 ms, because one broker record may change tens of thousands of partitions.
+        """Apply batches like `replay`, with its errors, and yield None after each step of about 10 ms.
 
-        Between two steps the image may be within a batch (`is_within_batch`). The caller must exhaust the iterator or
-        discard the image.
+        One broker record may change tens of thousands of partitions. Between two steps the image may be within a batch
+        (`is_within_batch`). The caller must exhaust the iterator or discard the image.
         """
         try:
             for position, header in record_batch.iterate(batches):
@@ -322,7 +324,8 @@ class MetadataImage:
     def apply(self, record: r.Record, delta: MetadataDelta) -> None:
         """Apply one record whose offset and epoch the caller has set as `offset` and `epoch`. Prefer `replay`.
 
-        Raises what `replay` raises.
+        Raises CorruptRecordError for a record that cannot be applied, KafkaError(UNSUPPORTED_VERSION) for an unknown
+        level of `kipmesh.fencing`. The image is then `failed`.
         """
         self._record_offset = self.offset
         try:
@@ -333,7 +336,8 @@ class MetadataImage:
             raise
 
     def _apply(self, record: r.Record, delta: MetadataDelta) -> Iterator[None] | None:
-        """Apply the record. Return the steps that apply its effect on other partitions, or None."""
+        """Apply the record. Return an iterator of the steps that change other partitions, which the caller must
+        exhaust, or None if there are none."""
         match record:
             case r.PartitionChangeRecord():
                 self._change_partition(record, delta)
@@ -566,7 +570,8 @@ class MetadataImage:
 
 
 def difference(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
-    """Return the delta between two images. A topic that was deleted and recreated counts as deleted and as new."""
+    """Return the delta from `before` to `after`. A topic that was deleted and recreated counts as deleted and as new.
+    `outdated` and credentials are not included."""
     delta = MetadataDelta()
     for _ in difference_steps(before, after, delta):
         pass
@@ -574,7 +579,8 @@ def difference(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
 
 
 def difference_steps(before: MetadataImage, after: MetadataImage, delta: MetadataDelta) -> Iterator[None]:
-    """Fill an empty delta with the difference, some topics per step. Neither image may change meanwhile.
+    """Fill the empty `delta` with the changes from `before` to `after`, and yield None every TOPICS_BETWEEN_STEPS
+    topics. Neither image may change meanwhile.
 
     Invariant: a reader that has published `before` and handles this delta has published all of `after`. `outdated`
     stays empty, because the count for the next snapshot restarts. SCRAM credentials are in no delta: they are read from

@@ -61,8 +61,8 @@ def broker_record(broker: BrokerState) -> r.RegisterBrokerRecord:
 
 
 def partition_record(topic_id: bytes, partition: int, state: PartitionState) -> r.PartitionRecord:
-    """Return the record that defines this partition. As in Kafka, empty lists of eligible or last known replicas become
-    None."""
+    """Return the record that defines this partition. As in Kafka, an empty list of eligible leader replicas or last
+    known ELR becomes None."""
     return r.PartitionRecord(
         partition,
         topic_id,

@@ -33,8 +33,8 @@ class _Heap:
         return (self._load[broker], self._before[broker], broker)
 
     def peek(self, taken: Sequence[int], aside: list[int]) -> _Load | None:
-        """Return the entry of the least loaded broker that is not taken. Taken brokers move to `aside` until
-        `put_back`."""
+        """Return the entry of the least loaded broker that is not taken, or None if all are. Taken brokers move to
+        `aside` until `put_back`."""
         entries = self._entries
         while entries:
             entry = entries[0]
@@ -62,8 +62,8 @@ class Placement:
     ) -> None:
         """Args: brokers: all registered brokers; replica_counts: broker id -> replicas of all topics.
 
-        Raises ValueError if there are fewer brokers than `replication_factor`, or none unfenced. A broker that is
-        shutting down counts as fenced.
+        Raises ValueError if `replication_factor` is below 1 or above the number of brokers, or no broker is unfenced. A
+        broker that is shutting down counts as fenced.
         """
         unfenced = [broker for broker in brokers if broker.can_lead]
         if not unfenced or not 0 < replication_factor <= len(brokers):
@@ -83,14 +83,15 @@ class Placement:
         self._leaders = _Heap([broker.broker_id for broker in leaders], self._leader_load, replica_counts)
 
     def add_existing(self, replicas: Sequence[int]) -> None:
-        """Count the load of an existing partition of the topic."""
+        """Count the load of an existing partition of the topic with these replicas, so that `place` balances against
+        it."""
         for position, broker in enumerate(replicas):
             if broker in self._load:
                 self._load[broker] += 1
                 self._leader_load[broker] += position == 0
 
     def place(self) -> tuple[int, ...]:
-        """Return the replicas of the next partition, the preferred leader first."""
+        """Return the broker ids of the next partition's replicas, the preferred leader first."""
         first = self._leaders.peek((), [])
         assert first is not None  # the constructor has checked for an unfenced broker
         leader = first[2]

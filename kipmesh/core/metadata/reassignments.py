@@ -53,12 +53,12 @@ def is_reassigning(state: PartitionState) -> bool:
 
 
 def original_replicas(state: PartitionState) -> tuple[int, ...]:
-    """Return the replicas before the running reassignment; all replicas without one."""
+    """Return the replicas before the running reassignment; all replicas if none is running."""
     return tuple([replica for replica in state.replicas if replica not in state.adding_replicas])
 
 
 def target_replicas(state: PartitionState) -> tuple[int, ...]:
-    """Return the replicas after the running reassignment; all replicas without one."""
+    """Return the replicas after the running reassignment; all replicas if none is running."""
     return tuple([replica for replica in state.replicas if replica not in state.removing_replicas])
 
 
@@ -66,7 +66,8 @@ def target_replicas(state: PartitionState) -> tuple[int, ...]:
 
 
 def is_complete(state: PartitionState, can_lead: CanLead) -> bool:
-    """Return whether a reassignment is running and may complete now."""
+    """Return whether a running reassignment may complete now: the ISR contains the target, `last_known_elr` is empty,
+    and the leader stays or can be replaced."""
     if not is_reassigning(state) or state.last_known_elr:
         return False
     target = target_replicas(state)
@@ -78,7 +79,8 @@ def is_complete(state: PartitionState, can_lead: CanLead) -> bool:
 def with_completion(
     image: MetadataImage, key: PartitionKey, before: PartitionState, change: PartitionChangeRecord | None
 ) -> PartitionChangeRecord | None:
-    """Return `change`, extended by the completion of the reassignment if the partition is complete after it."""
+    """Return `change` (may be None), extended by the completion of the reassignment if that may complete after
+    `change`; else `change` as it is."""
     state = before if change is None else apply_change(before, change)
     if not is_complete(state, image.can_lead):
         return change
@@ -109,8 +111,9 @@ def _finish(
 
 
 def _next_leader(before: PartitionState, replicas: Sequence[int], isr: Collection[int], can_lead: CanLead) -> int:
-    """Return the record's leader. An unchanged leader is named again if replicas are dropped, which starts a new leader
-    epoch."""
+    """Return the value of the record's `leader`. An unchanged leader is named again if replicas are dropped, which
+    starts a new leader epoch. Raises KafkaError(INVALID_REPLICA_ASSIGNMENT) if the leader is dropped and no replica can
+    lead."""
     if before.leader in replicas:
         return NO_LEADER_CHANGE if set(before.replicas) <= set(replicas) else before.leader
     leader = first_eligible(can_lead, [replica for replica in replicas if replica in isr])
@@ -147,7 +150,7 @@ def alter_partition_reassignments(
 ) -> Decision[m.AlterPartitionReassignmentsResponse]:
     """Decide AlterPartitionReassignments: begin, change or cancel the reassignment of each partition independently.
 
-    Error codes per partition: INVALID_REQUEST, UNKNOWN_TOPIC_OR_PARTITION, INVALID_REPLICA_ASSIGNMENT,
+    Error codes per partition: INVALID_REQUEST (named twice), UNKNOWN_TOPIC_OR_PARTITION, INVALID_REPLICA_ASSIGNMENT,
     NO_REASSIGNMENT_IN_PROGRESS, POLICY_VIOLATION (too many partitions in the request).
     """
     partitions_max = controller.config.max_partitions_per_request
@@ -260,7 +263,8 @@ def _drop_replicas(
 def list_partition_reassignments(
     controller: ControllerState, request: m.ListPartitionReassignmentsRequest
 ) -> Decision[m.ListPartitionReassignmentsResponse]:
-    """Return the running reassignments: all of them, or those of the requested partitions."""
+    """Return the running reassignments: all of them, or those of the requested partitions. Other and unknown partitions
+    are omitted without an error."""
     image = controller.image
     wanted: dict[bytes, list[int]] = {}
     if request.topics is None:

@@ -44,7 +44,7 @@ _BY_KEY: Mapping[int, type[Message]] = MappingProxyType({one.record_key.key: one
 
 
 def encode_record(record: Record, version: int | None = None) -> bytes:
-    """Return the encoded record, by default in the highest known version.
+    """Return the encoded record, by default in the highest version of its type.
 
     Raises ValueError if the version lacks a field that differs from its default, or a value does not fit its field.
     """
@@ -86,7 +86,7 @@ def _encode_new_partition(record: PartitionRecord) -> bytes | None:
 
 def decode_record(data: bytes) -> Record:
     """Return the record of a frame. Raises CorruptRecordError for malformed bytes and for an unknown type or version,
-    which it names."""
+    which its message names."""
     partition = decode_partition(data)
     if partition is not None:
         return PartitionRecord(*partition)
@@ -146,7 +146,7 @@ def encode_partition(
     numbers: tuple[int, int, int],
     directories: Sequence[bytes],
 ) -> bytes | None:
-    """Return the frame of a partition, or None if it does not have the common shape.
+    """Return the frame of a PartitionRecord, or None if it does not have the common shape.
 
     `numbers` is (leader, leader epoch, partition epoch).
     """
@@ -172,7 +172,8 @@ def encode_partition(
 
 
 def decode_partition(data: bytes) -> tuple[Any, ...] | None:
-    """Return the first eleven fields of the PartitionRecord in `data`, or None if it does not have the common shape."""
+    """Return the first eleven fields of the PartitionRecord in the frame `data`, in declared order, or None if it does
+    not have the common shape."""
     if data[:3] != _PREFIX:
         return None
     try:

@@ -62,7 +62,7 @@ class BrokerSessions:
         self._checked_ms = 0
 
     def is_confirmed(self, broker_id: int) -> bool:
-        """Return whether the broker has used its session, which may have expired meanwhile."""
+        """Return whether the broker has used its session, which may have expired meanwhile. False without a session."""
         session = self._sessions.get(broker_id)
         return session is not None and session.confirmed
 
@@ -75,8 +75,8 @@ class BrokerSessions:
     ) -> Session:
         """Record a heartbeat or registration of the broker, and return its session.
 
-        A session of another broker epoch is replaced. `connection` is the id of the connection that carried it, or 0 if
-        its end is not reported to `disconnected`.
+        A session of another broker epoch is replaced. `connection` is the id of the connection that carried the
+        heartbeat, or 0 if its end is not reported to `disconnected`.
         """
         session = self._sessions.get(broker_id)
         if session is None or session.broker_epoch != broker_epoch:
@@ -94,8 +94,11 @@ class BrokerSessions:
         self._sessions.pop(broker_id, None)
 
     def disconnected(self, broker_id: int, connection: int, now_ms: int) -> bool:
-        """Record the end of a connection. Return whether the broker is missing since then, which starts its loss
-        timeout."""
+        """Record the end of a connection that carried heartbeats. Return whether the broker is missing since then,
+        which starts its loss timeout.
+
+        False if the broker has another such connection or is missing already, or `loss_timeout_ms` is 0.
+        """
         session = self._sessions.get(broker_id)
         if session is None or connection not in session.connections:
             return False
@@ -109,7 +112,8 @@ class BrokerSessions:
     def refused(self, broker_id: int, now_ms: int) -> bool:
         """Record that the broker's address refuses connections. Return whether that starts its loss timeout.
 
-        Ignored for a broker that has used its session.
+        Ignored (False) for a broker without a session, one that has used its session or is missing already, and if
+        `loss_timeout_ms` is 0.
         """
         session = self._sessions.get(broker_id)
         return session is not None and not session.confirmed and self._mark_missing(session, now_ms)
@@ -144,8 +148,8 @@ class BrokerSessions:
         )
 
     def expired(self, now_ms: int) -> list[int]:
-        """Return the ids of brokers whose sessions have expired, earliest expiry first. Call it at
-        `next_deadline_ms`."""
+        """Return the ids of brokers whose sessions have expired, earliest expiry first. The sessions stay until `grant`
+        or `end`. Call it at `next_deadline_ms`."""
         if self.missing():
             self._record_check(now_ms)
         ended = []
@@ -158,7 +162,7 @@ class BrokerSessions:
         return [broker_id for _, broker_id in sorted(ended)]
 
     def next_deadline_ms(self) -> int | None:
-        """Return the next time to call `expired` if no heartbeat arrives before, or None without sessions."""
+        """Return the time of the next call to `expired` if no heartbeat arrives before, or None without sessions."""
         if not self._sessions:
             return None
         first = min(session.last_contact_ms for session in self._sessions.values()) + self.timeout_ms

@@ -102,7 +102,7 @@ class TopicState:
 
 
 class LeaderExample(NamedTuple):
-    """A partition whose leader changed, for the log."""
+    """A partition whose leader changed, to name in a log message. `before` and `after` are broker ids, or -1."""
 
     key: PartitionKey
     before: int
@@ -189,17 +189,18 @@ def partition_state(record: r.PartitionRecord) -> PartitionState:
 
 
 def new_directory(broker: BrokerState | None) -> bytes:
-    """Return the log directory id for a new replica: the broker's only one, or zeros if the broker will choose."""
+    """Return the log directory id for a new replica: the broker's only one, or zeros if the broker will choose or is
+    None."""
     return broker.log_dirs[0] if broker is not None and len(broker.log_dirs) == 1 else r.ZERO_UUID
 
 
 def is_lost(state: PartitionState, broker_id: int) -> bool:
-    """Return whether the broker's replica was in a log directory that failed."""
+    """Return whether the broker's replica is lost: its log directory has failed."""
     return broker_id in lost_replicas(state)
 
 
 def lost_replicas(state: PartitionState) -> frozenset[int]:
-    """Return the brokers whose replicas were in log directories that failed."""
+    """Return the ids of brokers whose replicas are lost: their log directories have failed."""
     if LOST_DIRECTORY not in state.directories:
         return frozenset()
     placed = zip(state.replicas, state.directories, strict=False)
@@ -208,7 +209,7 @@ def lost_replicas(state: PartitionState) -> frozenset[int]:
 
 def apply_change(state: PartitionState, record: r.PartitionChangeRecord) -> PartitionState:
     """Return the partition after the change: one more partition epoch, and one more leader epoch if the record names a
-    leader."""
+    leader, even the same or none."""
 
     def new(part: Sequence[int] | None, before: Sequence[int]) -> Sequence[int]:
         return before if part is None else tuple(part)
@@ -246,5 +247,5 @@ def broker_state(record: r.RegisterBrokerRecord) -> BrokerState:
 
 
 def metric_name(topic_name: str) -> str:
-    """Return the topic name as it appears in metric names."""
+    """Return the topic name as in metric names: with `_` for each `.`."""
     return topic_name.replace(".", "_")

@@ -26,7 +26,8 @@ Replicas = Sequence[int]
 
 
 def check_topic_name(name: str) -> None:
-    """Raise KafkaError(INVALID_TOPIC_EXCEPTION) unless the name is valid in Kafka: 1 to 249 of a-z, A-Z, 0-9, . _ -"""
+    """Raise KafkaError(INVALID_TOPIC_EXCEPTION) unless the name is valid in Kafka: 1 to 249 of a-z, A-Z, 0-9, . _ - and
+    not `.` or `..`"""
     fault = None
     if not name or name in (".", ".."):
         fault = f"topic name {name!r} is empty, '.' or '..'"
@@ -39,11 +40,11 @@ def check_topic_name(name: str) -> None:
 
 
 def create_topics(controller: ControllerState, request: m.CreateTopicsRequest) -> Decision[m.CreateTopicsResponse]:
-    """Decide CreateTopics: create topics, or only validate them.
+    """Decide CreateTopics: create topics, or only validate them (`validate_only`), which writes no records.
 
-    Error codes per topic: INVALID_REQUEST, INVALID_TOPIC_EXCEPTION, TOPIC_ALREADY_EXISTS, INVALID_CONFIG,
-    INVALID_PARTITIONS, INVALID_REPLICATION_FACTOR, INVALID_REPLICA_ASSIGNMENT, POLICY_VIOLATION (too many partitions in
-    the request).
+    Error codes per topic: INVALID_REQUEST, INVALID_TOPIC_EXCEPTION (also for names that differ only in `.` and `_`),
+    TOPIC_ALREADY_EXISTS, INVALID_CONFIG, INVALID_PARTITIONS, INVALID_REPLICATION_FACTOR, INVALID_REPLICA_ASSIGNMENT,
+    POLICY_VIOLATION (too many partitions in the request).
     """
     image = controller.image
     records: list[r.Record] = []
@@ -190,7 +191,8 @@ def _partition_records(
 def delete_topics(controller: ControllerState, request: m.DeleteTopicsRequest) -> Decision[m.DeleteTopicsResponse]:
     """Decide DeleteTopics: delete topics by name or id.
 
-    Error codes per topic: INVALID_REQUEST, UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID.
+    Error codes per topic: INVALID_REQUEST (named twice, by name and id, or `__cluster_metadata`),
+    UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID.
     """
     records: list[r.Record] = []
     results = []
@@ -227,10 +229,12 @@ def _to_delete(image: MetadataImage, requested: m.DeleteTopicState) -> TopicStat
 def create_partitions(
     controller: ControllerState, request: m.CreatePartitionsRequest
 ) -> Decision[m.CreatePartitionsResponse]:
-    """Decide CreatePartitions: add partitions to topics, or only validate the request.
+    """Decide CreatePartitions: add partitions to topics, or only validate the request (`validate_only`), which writes
+    no records.
 
-    Error codes per topic: INVALID_REQUEST, UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS, INVALID_REPLICATION_FACTOR,
-    INVALID_REPLICA_ASSIGNMENT, POLICY_VIOLATION (too many partitions in the request).
+    Error codes per topic: INVALID_REQUEST, UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS (not above the current
+    number), INVALID_REPLICATION_FACTOR, INVALID_REPLICA_ASSIGNMENT, POLICY_VIOLATION (too many partitions in the
+    request).
     """
     records: list[r.Record] = []
     results = []
