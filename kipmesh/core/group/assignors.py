@@ -37,9 +37,9 @@ class RebalanceProtocol(Enum):
     """How members treat owned partitions when a rebalance starts."""
 
     EAGER = "eager"
-    """They revoke all partitions before they join."""
+    """Members revoke all partitions before they join."""
     COOPERATIVE = "cooperative"
-    """They keep their partitions and revoke those that the next assignment lacks."""
+    """Members keep their partitions and revoke those that the next assignment lacks."""
 
 
 class Assignor(NamedTuple):
@@ -56,7 +56,8 @@ def _in_order(members: Sequence[GroupMember]) -> list[GroupMember]:
 
 
 def assign_range(partitions: Mapping[str, int], members: Sequence[GroupMember]) -> Assignments:
-    """Assign each topic's partitions as consecutive ranges to its subscribers. The first ones get the remainder."""
+    """Assign each topic's partitions as consecutive ranges to its subscribers. The first subscribers get one more each
+    if the number is not a multiple."""
     assignments: Assignments = {member.member_id: [] for member in members}
     ordered = _in_order(members)
     for topic in sorted(partitions):
@@ -73,7 +74,8 @@ def assign_range(partitions: Mapping[str, int], members: Sequence[GroupMember]) 
 
 
 def assign_round_robin(partitions: Mapping[str, int], members: Sequence[GroupMember]) -> Assignments:
-    """Assign all partitions in order, each to the next subscribed member."""
+    """Assign all partitions of subscribed topics in (topic, partition) order, each to the next member that subscribes
+    to the topic."""
     assignments: Assignments = {member.member_id: [] for member in members}
     ordered = [(member.member_id, frozenset(member.subscription.topics)) for member in _in_order(members)]
     subscribed = {topic for _, topics in ordered for topic in topics}
@@ -88,7 +90,7 @@ def assign_round_robin(partitions: Mapping[str, int], members: Sequence[GroupMem
 
 
 def assign_cooperative_sticky(partitions: Mapping[str, int], members: Sequence[GroupMember]) -> Assignments:
-    """Assign balanced loads with few changes, omitting partitions that another member must revoke first."""
+    """Assign balanced loads with few changes. A partition that another member must revoke first is in no assignment."""
     ordered = _in_order(members)
     topics = {member.member_id: frozenset(member.subscription.topics) for member in ordered}
     claims = {member.member_id: flat(member.subscription.owned_partitions) for member in ordered}
@@ -104,7 +106,8 @@ def assign_cooperative_sticky(partitions: Mapping[str, int], members: Sequence[G
 
 
 def _owners(members: Sequence[GroupMember]) -> dict[Partition, str]:
-    """Return partition -> last owner. Of several claims the latest generation counts; equal ones give no owner."""
+    """Return partition -> last owner. Of several claims the one with the latest generation counts; a partition that two
+    members claim in it is omitted."""
     owners: dict[Partition, tuple[int, str | None]] = {}
     for member in members:
         generation = _generation(member.subscription)
@@ -118,7 +121,7 @@ def _owners(members: Sequence[GroupMember]) -> dict[Partition, str]:
 
 
 def _generation(subscription: Subscription) -> int:
-    """Return the generation of the owned partitions. Older Java clients store it in their user data."""
+    """Return the generation of the owned partitions, -1 if unknown. Older Java clients store it in their user data."""
     if subscription.generation_id >= 0 or subscription.user_data is None or len(subscription.user_data) < 4:
         return subscription.generation_id
     return int.from_bytes(subscription.user_data[:4], "big", signed=True)
@@ -154,7 +157,7 @@ class StickyAssignment:
         self._owners = owners
 
     def solve(self) -> dict[str, list[Partition]]:
-        """Return member id -> partitions. Call it once."""
+        """Return member id -> partitions, for every member. Call it once."""
         self._assign_rest(self._assign_owned())
         self._balance_loads()
         return {
@@ -215,7 +218,7 @@ class StickyAssignment:
 
     def _chain(self, source: int) -> list[tuple[int, str, int]]:
         """Return the shortest chain from `source` to a member with at least two partitions less, as (giver, topic,
-        taker)."""
+        taker) moves, last move first. Empty if there is none."""
         load_max = self._loads[source] - 2
         reached_by: dict[int, tuple[int, str]] = {source: (source, "")}
         queue, best = deque([source]), -1

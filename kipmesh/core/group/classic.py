@@ -48,7 +48,8 @@ CAN_REBALANCE = frozenset(state for state, nexts in TRANSITIONS.items() if Group
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A member. `awaiting_join` and `awaiting_sync` are the ids of its pending requests."""
+    """A member of a group. `awaiting_join` and `awaiting_sync` are the ids of its pending JoinGroup and SyncGroup
+    requests, or None."""
 
     member_id: str
     group_instance_id: str | None
@@ -68,7 +69,7 @@ class Member:
 
     @property
     def needs_no_heartbeat(self) -> bool:
-        """Whether a pending request replaces heartbeats; never for new members."""
+        """Whether a pending JoinGroup or SyncGroup replaces heartbeats; never for new members."""
         return not self.is_new and (self.awaiting_join is not None or self.awaiting_sync is not None)
 
     def matches(self, protocols: Sequence[JoinGroupRequestProtocol]) -> bool:
@@ -85,7 +86,7 @@ def first_per_name(protocols: Sequence[JoinGroupRequestProtocol]) -> dict[str, b
 
 
 class ClassicGroup:
-    """One group. `wall_ms` is the creation time, -1 if unknown."""
+    """One group of the classic protocol. `wall_ms` is the creation time (wall clock, ms), -1 if unknown."""
 
     def __init__(self, group_id: str, wall_ms: int) -> None:
         self.group_id = group_id
@@ -114,7 +115,7 @@ class ClassicGroup:
 
     @classmethod
     def from_record(cls, group_id: str, value: records.GroupMetadataValue) -> ClassicGroup:
-        """Return the group of its last record: Stable with members, else Empty."""
+        """Return the group that its last record describes: Stable if it has members, else Empty."""
         group = cls(group_id, value.current_state_timestamp)
         group.generation_id = value.generation
         group.protocol_type = value.protocol_type or None
@@ -143,7 +144,7 @@ class ClassicGroup:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the group has neither members nor pending members."""
+        """Whether the group is Empty and has no pending members (member ids that were sent but not used yet)."""
         return self.state is GroupState.EMPTY and not self.pending_join
 
     @property
@@ -153,7 +154,8 @@ class ClassicGroup:
 
     @property
     def has_all_joined(self) -> bool:
-        """Whether every member has a pending JoinGroup and no member id is pending."""
+        """Whether every member has a pending JoinGroup and no member is pending (`pending_join`). True without
+        members."""
         return not self.pending_join and all(member.awaiting_join is not None for member in self.members.values())
 
     @property
@@ -167,8 +169,8 @@ class ClassicGroup:
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
     def check_member(self, member_id: str, group_instance_id: str | None) -> ErrorCode:
-        """Return NONE for a current member, UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID if another member now has the
-        instance id."""
+        """Return NONE for a current member, FENCED_INSTANCE_ID if another member now has the instance id, else
+        UNKNOWN_MEMBER_ID (also for an unknown instance id)."""
         if group_instance_id is not None:
             existing = self.static_members.get(group_instance_id)
             if existing is None:
@@ -178,9 +180,10 @@ class ClassicGroup:
         return ErrorCode.NONE if member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
     def check_commit(self, member_id: str, group_instance_id: str | None, generation_id: int) -> ErrorCode:
-        """Return NONE if the sender may commit offsets now. Without a generation (-1) only an empty group allows it.
+        """Return NONE if the sender may commit offsets now. With a negative generation, only an Empty group allows it.
 
-        Other codes: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION, REBALANCE_IN_PROGRESS.
+        Other codes: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION, REBALANCE_IN_PROGRESS
+        (CompletingRebalance).
         """
         if generation_id < 0 and self.state is GroupState.EMPTY:
             return ErrorCode.NONE
@@ -195,7 +198,8 @@ class ClassicGroup:
         return ErrorCode.REBALANCE_IN_PROGRESS if is_completing else ErrorCode.NONE
 
     def supports(self, protocol_type: str, protocols: Sequence[JoinGroupRequestProtocol]) -> bool:
-        """Return whether a member with these protocols can join: all current members support one of them."""
+        """Return whether a member with these protocols can join: the protocol type is the group's, and all members
+        support one of the protocols. An Empty group accepts any type and protocols, but not none."""
         if self.state is GroupState.EMPTY:
             return bool(protocol_type and protocols)
         candidates = self._common_protocols()
@@ -206,7 +210,8 @@ class ClassicGroup:
         return {name for name, count in supported.items() if count == len(self.members)}
 
     def select_protocol(self) -> str:
-        """Return the protocol that most members prefer among those that all support. Ties go to the earliest member."""
+        """Return the protocol that most members prefer among those that all support. Ties go to the earliest member.
+        Requires members with a common protocol."""
         candidates = self._common_protocols()
         votes = Counter(
             next(name for name in member.protocols if name in candidates) for member in self.members.values()
@@ -230,7 +235,7 @@ class ClassicGroup:
         return frozenset(topics)
 
     def join_members(self) -> list[JoinGroupResponseMember]:
-        """Return the members for the leader's JoinGroup response."""
+        """Return the members for the leader's JoinGroup response, each with its metadata for the selected protocol."""
         assert self.protocol_name is not None
         return [
             JoinGroupResponseMember(member.member_id, member.group_instance_id, member.protocols[self.protocol_name])
@@ -238,7 +243,8 @@ class ClassicGroup:
         ]
 
     def record(self, assignment: dict[str, bytes]) -> records.GroupRecord:
-        """Return the record of the current generation with this assignment (member id -> bytes)."""
+        """Return the record of the current generation. `assignment` maps member id to encoded assignment; members
+        without one get an empty one."""
         name = self.protocol_name or ""
         members = [
             records.MemberMetadata(
@@ -268,14 +274,14 @@ class ClassicGroup:
     # --- changes ---------------------------------------------------------------------------------------------------
 
     def transition_to(self, state: GroupState, wall_ms: int) -> None:
-        """Change the state. Raises ValueError for a transition that `TRANSITIONS` lacks."""
+        """Change the state at `wall_ms`. Raises ValueError for a transition that `TRANSITIONS` lacks."""
         if state not in TRANSITIONS[self.state]:
             raise ValueError(f"group {self.group_id} cannot go from {self.state.value} to {state.value}")
         self.previous_state, self.state = self.state, state
         self.current_state_timestamp = wall_ms
 
     def add(self, member: Member, protocol_type: str) -> None:
-        """Add a new member. The first member sets the protocol type and becomes the leader."""
+        """Add a new member. The first member sets the protocol type. A member becomes the leader if there is none."""
         if not self.members:
             self.protocol_type = protocol_type
         self._put(member)
@@ -289,7 +295,7 @@ class ClassicGroup:
             self.static_members[member.group_instance_id] = member.member_id
 
     def remove(self, member_id: str) -> None:
-        """Remove a member or pending member. If it led, the next member becomes the leader."""
+        """Remove a member or pending member, if it exists. If it was the leader, the next member becomes the leader."""
         member = self.members.pop(member_id, None)
         if member is not None and member.group_instance_id is not None:
             self.static_members.pop(member.group_instance_id, None)
@@ -313,7 +319,8 @@ class ClassicGroup:
         return new
 
     def elect_joined_leader(self) -> bool:
-        """Make a member with a pending JoinGroup the leader. Return False if that is impossible.
+        """Make a member with a pending JoinGroup the leader. Return False if no member has one or the group has no
+        leader.
 
         Unlike Kafka, this prefers members that are still connected: a dead leader would assign nothing until its
         session expires. In a group with constant joins, the next leader would be dead by then, too.
@@ -327,7 +334,7 @@ class ClassicGroup:
         return True
 
     def begin_generation(self, wall_ms: int) -> None:
-        """Start the next generation with the current members, or an empty one."""
+        """Start the next generation: CompletingRebalance with the current members, or Empty without members."""
         self.generation_id += 1
         self.is_assigning = False
         self.protocol_name = self.select_protocol() if self.members else None

@@ -47,7 +47,7 @@ def partition_for(group_id: str, partitions: int) -> int:
 
 
 class GroupCoordinator:
-    """Coordinator of the groups of one partition. `table` is the state loaded from the log."""
+    """Coordinator of the groups of one partition of `__consumer_offsets`. `table` is the state loaded from the log."""
 
     def __init__(self, settings: Settings, table: GroupTable) -> None:
         state = self._state = CoordinatorState(settings, table)
@@ -72,7 +72,7 @@ class GroupCoordinator:
         self.failed = self._event(state.failed)
 
     def _event(self, step: Callable[Event, None]) -> Callable[Event, Decision]:
-        """Wrap a step so that it returns its writes and responses."""
+        """Wrap a step so that it returns its writes and responses as a Decision."""
 
         def event(*args: Event.args, **values: Event.kwargs) -> Decision:
             step(*args, **values)
@@ -81,7 +81,8 @@ class GroupCoordinator:
         return event
 
     def loaded(self, now: Instant) -> Decision:
-        """Start the sessions of all members. Must be the first event."""
+        """Start the sessions of all members, and rebalance groups that exceed `group.max.size`. Must be the first
+        event."""
         for group_id, value in self.table.groups.items():
             group = self._state.group(group_id) if value.members else None
             if group is not None:
@@ -89,8 +90,8 @@ class GroupCoordinator:
         return self._state.take()
 
     def unloaded(self, now: Instant) -> Decision:
-        """Fail all pending requests with NOT_COORDINATOR, because this broker no longer leads the partition. The last
-        event."""
+        """Fail all pending requests with NOT_COORDINATOR, because this broker no longer leads the partition. Must be
+        the last event."""
         self._state.is_closed = True
         for group in self._state.live.values():
             self._rebalances.unloaded(group, now)
@@ -98,7 +99,7 @@ class GroupCoordinator:
         return self._state.take()
 
     def tick(self, now: Instant) -> Decision:
-        """Handle all timers that are due."""
+        """Handle all timers that are due: sessions, join phases and missing SyncGroups."""
         while (name := self._state.timers.pop_due(now.monotonic_ms)) is not None:
             match name:
                 case (rebalances.HEARTBEAT, group_id, member_id):
@@ -110,8 +111,8 @@ class GroupCoordinator:
         return self._state.take()
 
     def join_disconnected(self, group_id: str, request_id: int) -> None:
-        """Mark the member with this pending JoinGroup as disconnected: it stays a member, but is not preferred as
-        leader."""
+        """Record that the connection of a pending JoinGroup broke: its member stays, but is not preferred as leader.
+        Ignored if the request is not pending."""
         group = self._state.live.get(group_id)
         for member in group.members.values() if group is not None else ():
             if member.awaiting_join == request_id:
@@ -120,7 +121,8 @@ class GroupCoordinator:
     # --- groups ----------------------------------------------------------------------------------------------------
 
     def list_groups(self, states: Collection[str] = (), types: Collection[str] = ()) -> list[m.ListedGroup]:
-        """Return the groups in any of the states and types (case-insensitive). Empty filters match all."""
+        """Return the groups in any of the states and of any of the types (case-insensitive). An empty filter matches
+        all."""
         wanted = {state.lower() for state in states}
         if types and GROUP_TYPE not in {type_.lower() for type_ in types}:
             return []
@@ -132,7 +134,8 @@ class GroupCoordinator:
         return listed
 
     def describe(self, group_id: str) -> m.DescribedGroup:
-        """Return one group of a DescribeGroups response. An unknown group has the state Dead and no error."""
+        """Return one group of a DescribeGroups response. An unknown group has the state Dead and no error. Protocol,
+        metadata and assignments are empty unless the group is Stable."""
         group = self._state.group(group_id)
         if group is None:
             return m.DescribedGroup(group_id=group_id, group_state=GroupState.DEAD.value)

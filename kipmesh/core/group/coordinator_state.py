@@ -59,13 +59,13 @@ class Timers:
         self._deadlines.pop(name, None)
 
     def next_deadline_ms(self) -> int | None:
-        """Return the earliest deadline, or None."""
+        """Return the earliest deadline in monotonic ms, or None without timers."""
         while self._heap and self._deadlines.get(self._heap[0][2]) != self._heap[0][:2]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def pop_due(self, now_ms: int) -> TimerName | None:
-        """Remove and return the timer with the earliest deadline that is due, or None."""
+        """Remove and return the name of the timer with the earliest deadline, or None if none is due."""
         when = self.next_deadline_ms()
         if when is None or when > now_ms:
             return None
@@ -97,7 +97,7 @@ class CoordinatorState:
     # --- groups ----------------------------------------------------------------------------------------------------
 
     def group(self, group_id: str) -> ClassicGroup | None:
-        """Return the group, made live from the table if necessary, or None."""
+        """Return the live group, created from the table if necessary, or None if the group does not exist."""
         group = self.live.get(group_id)
         if group is None and group_id in self.table:
             value = self.table.groups.get(group_id)
@@ -106,7 +106,7 @@ class CoordinatorState:
         return group
 
     def forget_if_unused(self, group_id: str) -> None:
-        """Drop a live group that is empty and not in the table."""
+        """Drop a live group that is empty and not in the table. Ignores other groups."""
         group = self.live.get(group_id)
         if group is not None and group.is_empty and group_id not in self.table:
             del self.live[group_id]
@@ -114,11 +114,12 @@ class CoordinatorState:
     # --- result of the event ---------------------------------------------------------------------------------------
 
     def respond(self, request_id: int, response: Any) -> None:
-        """Complete the request with this response."""
+        """Add the response to this request to the event's result."""
         self._completions.append(Completion(request_id, response))
 
     def write(self, group_id: str, records: Sequence[Record], outcome: Outcome | None = None) -> None:
-        """Append the records as one batch, and call `outcome` with the result."""
+        """Add a write to the event's result, which the driver appends as one batch. Calls `outcome` when the driver
+        reports its result."""
         self._last_write += 1
         write = Write(self._last_write, group_id, tuple(records))
         self._pending[write.id] = _Pending(write, outcome)
@@ -126,7 +127,7 @@ class CoordinatorState:
         self._writes.append(write)
 
     def take(self) -> Decision:
-        """Return the writes and responses of the event that ends here."""
+        """Return the writes and responses of the current event, and start the next event without any."""
         decision = Decision(self._writes, self._completions)
         self._writes, self._completions = [], []
         return decision
@@ -145,7 +146,8 @@ class CoordinatorState:
             work(now)
 
     def committed(self, write_id: int, now: Instant) -> None:
-        """Handle a write that is below the high watermark. Writes are reported in order."""
+        """Handle a write that is below the high watermark: apply its records to the table and call its outcome. Writes
+        are reported in order. Raises KeyError for a write that is not pending."""
         pending = self._pending.pop(write_id)
         for record in pending.write.records:
             self.table.replay(record)
@@ -154,7 +156,11 @@ class CoordinatorState:
         self._write_finished(pending.write.group_id, now)
 
     def failed(self, write_id: int, code: ErrorCode, now: Instant, *, may_commit: bool = False) -> None:
-        """Handle a failed write. With `may_commit` the write timed out after its append, and will be reported again."""
+        """Handle a failed write: call its outcome with `write_error(code)`. Raises KeyError for a write that is not
+        pending.
+
+        With `may_commit` the write timed out after its append; `committed` or `failed` must report it again.
+        """
         pending = self._pending.pop(write_id)
         if may_commit:
             self._pending[write_id] = pending._replace(outcome=None)
@@ -176,8 +182,8 @@ class CoordinatorState:
             one(now)
 
     def abandon(self, code: ErrorCode, now: Instant) -> None:
-        """Close the coordinator: report `code` for all pending writes, then run deferred work, which observes
-        `is_closed`."""
+        """Close the coordinator: call the outcomes of all pending writes with `code`, then run deferred work, which
+        observes `is_closed`."""
         self.is_closed = True
         for write_id in list(self._pending):
             pending = self._pending.pop(write_id)

@@ -24,7 +24,7 @@ TEXT_BYTES_MAX = 8192
 
 
 def is_too_long(*names: str | None) -> bool:
-    """Return whether a name exceeds TEXT_BYTES_MAX."""
+    """Return whether a name exceeds TEXT_BYTES_MAX in UTF-8. None is never too long."""
     return any(name is not None and len(name.encode()) > TEXT_BYTES_MAX for name in names)
 
 
@@ -39,7 +39,7 @@ class _Join(NamedTuple):
 
 
 class Membership:
-    """Membership of the groups in `state`."""
+    """JoinGroup, SyncGroup, Heartbeat and LeaveGroup for the groups in `state`."""
 
     def __init__(self, state: CoordinatorState, rebalances: Rebalances) -> None:
         self._state = state
@@ -48,11 +48,12 @@ class Membership:
     # --- JoinGroup -------------------------------------------------------------------------------------------------
 
     def join(self, request: m.JoinGroupRequest, client: Client, unique: str, request_id: int, now: Instant) -> None:
-        """Handle JoinGroup (API key 11). `unique` is a unique suffix for a new member id.
+        """Handle JoinGroup (API key 11). A member's request completes with the next generation. `unique` is a unique
+        suffix for a new member id.
 
         Error codes: NOT_COORDINATOR, INVALID_GROUP_ID, INVALID_REQUEST (a name is too long), INVALID_SESSION_TIMEOUT,
         UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, MEMBER_ID_REQUIRED, GROUP_MAX_SIZE_REACHED, INCONSISTENT_GROUP_PROTOCOL,
-        REBALANCE_IN_PROGRESS (a newer JoinGroup of the member arrived).
+        REBALANCE_IN_PROGRESS (a newer JoinGroup of the member arrived), and for static members those of `write_error`.
         """
         self._join(_Join(request, client, unique, request_id), now)
 
@@ -170,7 +171,7 @@ class Membership:
         self._rebalances.rebalance(group, now)
 
     def _replace(self, group: ClassicGroup, join: _Join, new_id: str, now: Instant) -> None:
-        """Give a static member that joined without its id a new one, and fence the old id."""
+        """Give a static member that joined without its member id a new one, and fence the old id."""
         instance_id = join.request.group_instance_id or ""
         old_id, leader_before = group.static_members[instance_id], group.leader_id
         self._rebalances.dismiss(group.members[old_id], ErrorCode.FENCED_INSTANCE_ID)
@@ -193,7 +194,8 @@ class Membership:
             self._rebalances.rebalance(group, now)
 
     def _rewrite_member_id(self, group: ClassicGroup, instance_id: str, now: Instant) -> None:
-        """Write the new member id into the last generation's record, or the next coordinator would fence it."""
+        """Write the static member's new id into the last generation's record, because a later coordinator would
+        otherwise fence it."""
         value, new_id = self._state.table.groups.get(group.group_id), group.static_members.get(instance_id)
         if self._state.is_closed or value is None or new_id is None:
             return
@@ -236,7 +238,8 @@ class Membership:
         """Handle SyncGroup (API key 14): write the leader's assignment, then complete all members' requests.
 
         Error codes: NOT_COORDINATOR, INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION,
-        INCONSISTENT_GROUP_PROTOCOL, REBALANCE_IN_PROGRESS, and those of `write_error`.
+        INCONSISTENT_GROUP_PROTOCOL, REBALANCE_IN_PROGRESS, and those of `write_error` if the assignment cannot be
+        written.
         """
         group = self._state.group(request.group_id)
         code = self._sync_error(group, request)
@@ -259,7 +262,8 @@ class Membership:
             self._state.write(group.group_id, [group.record(assignment)], outcome)
 
     def _check_member(self, group: ClassicGroup | None, request: m.SyncGroupRequest | m.HeartbeatRequest) -> ErrorCode:
-        """Return NONE if the sender is a member of the current generation, else the error."""
+        """Return NONE if the sender is a member of the current generation, else NOT_COORDINATOR, INVALID_GROUP_ID,
+        UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID or ILLEGAL_GENERATION."""
         if self._state.is_closed:
             return ErrorCode.NOT_COORDINATOR
         if not request.group_id:

@@ -25,7 +25,7 @@ TOMBSTONES_PER_WRITE = 1000
 
 
 class Offsets:
-    """Committed offsets of the groups in `state`."""
+    """Commit, fetch, deletion and expiry of offsets for the groups in `state`."""
 
     def __init__(self, state: CoordinatorState, rebalances: Rebalances) -> None:
         self._state = state
@@ -34,10 +34,11 @@ class Offsets:
     # --- OffsetCommit ----------------------------------------------------------------------------------------------
 
     def commit(self, request: m.OffsetCommitRequest, request_id: int, now: Instant) -> None:
-        """Handle OffsetCommit (API key 8). The request completes when the offsets are committed.
+        """Handle OffsetCommit (API key 8). The response follows when the offsets are committed.
 
-        Error codes per partition: NOT_COORDINATOR, INVALID_GROUP_ID, GROUP_ID_NOT_FOUND, INVALID_TOPIC_EXCEPTION,
-        OFFSET_METADATA_TOO_LARGE, those of `ClassicGroup.check_commit` and of `write_error`.
+        Error codes per partition: NOT_COORDINATOR, INVALID_GROUP_ID, GROUP_ID_NOT_FOUND, UNKNOWN_MEMBER_ID,
+        FENCED_INSTANCE_ID, ILLEGAL_GENERATION, REBALANCE_IN_PROGRESS, INVALID_TOPIC_EXCEPTION and
+        OFFSET_METADATA_TOO_LARGE (that partition only), those of `write_error`.
         """
         state, group_id = self._state, request.group_id
         if group_id in state.deleting:
@@ -93,8 +94,8 @@ class Offsets:
     # --- OffsetFetch -----------------------------------------------------------------------------------------------
 
     def fetch(self, request: m.OffsetFetchRequestGroup, request_id: int) -> None:
-        """Handle one group of an OffsetFetch (API key 9). Partitions without a committed offset get -1. Error code:
-        NOT_COORDINATOR."""
+        """Handle one group of an OffsetFetch (API key 9). Without topics it returns all committed offsets. Partitions
+        without one, also of an unknown group, get -1 and no error. Error code: NOT_COORDINATOR."""
         if self._state.is_closed:
             self._state.respond(request_id, m.OffsetFetchResponseGroup(request.group_id, (), ErrorCode.NOT_COORDINATOR))
             return
@@ -114,10 +115,11 @@ class Offsets:
     # --- OffsetDelete ----------------------------------------------------------------------------------------------
 
     def delete(self, request: m.OffsetDeleteRequest, request_id: int, now: Instant) -> None:
-        """Handle OffsetDelete (API key 47): delete offsets of topics without a subscribed member.
+        """Handle OffsetDelete (API key 47): delete offsets of topics without a subscribed member. Partitions without an
+        offset get no error.
 
-        Error codes: NOT_COORDINATOR, GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP (not a consumer group), those of
-        `write_error`; per partition GROUP_SUBSCRIBED_TO_TOPIC.
+        Error codes: NOT_COORDINATOR, GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP (not Empty and not of the consumer protocol),
+        those of `write_error`; per partition GROUP_SUBSCRIBED_TO_TOPIC.
         """
         state, group_id = self._state, request.group_id
         if state.is_busy(group_id) and not state.is_closed:
@@ -161,8 +163,8 @@ class Offsets:
     # --- expiry ----------------------------------------------------------------------------------------------------
 
     def expire(self, now: Instant) -> None:
-        """Delete expired offsets, and empty groups without offsets. Groups with pending writes wait for the next
-        check."""
+        """Delete expired offsets, up to TOMBSTONES_PER_WRITE per group, and empty groups without offsets. Groups with
+        pending writes wait for the next call."""
         for group_id in self._state.table.group_ids():
             if not self._state.is_busy(group_id) and group_id not in self._state.deleting:
                 self._expire_group(group_id, now)
@@ -209,7 +211,8 @@ class Offsets:
     # --- DeleteGroups ----------------------------------------------------------------------------------------------
 
     def delete_group(self, group_id: str, request_id: int, now: Instant) -> None:
-        """Handle one group of DeleteGroups (API key 42). The response is a DeletableGroupResult.
+        """Handle one group of DeleteGroups (API key 42): delete the group and its offsets. The response is a
+        DeletableGroupResult.
 
         Error codes: NOT_COORDINATOR, GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP, those of `write_error`.
         """
@@ -231,7 +234,7 @@ class Offsets:
             self._end_group(group_id, tombstones(group_id, list(state.table.offsets(group_id))), request_id)
 
     def _end_group(self, group_id: str, records: list[r.Record], request_id: int | None = None) -> None:
-        """Write these tombstones and the group's tombstone. Joins wait meanwhile."""
+        """Write these tombstones and the group's tombstone. JoinGroup and OffsetCommit requests wait meanwhile."""
         self._state.deleting.add(group_id)
         records.append(r.GroupRecord(r.GroupMetadataKey(group_id), None))
         self._state.write(group_id, records, partial(self._group_ended, group_id, request_id))
@@ -245,12 +248,12 @@ class Offsets:
 
 
 def tombstones(group_id: str, places: Collection[TopicPartition]) -> list[r.Record]:
-    """Return the records that delete these offsets."""
+    """Return the records that delete the group's offsets of these partitions."""
     return [r.OffsetRecord(r.OffsetCommitKey(group_id, *place), None) for place in places]
 
 
 def commit_response(request: m.OffsetCommitRequest, code: ErrorCode) -> m.OffsetCommitResponse:
-    """Return a response with the same error for every partition."""
+    """Return an OffsetCommit response with the same error code for every partition of the request."""
     return m.OffsetCommitResponse(
         topics=[
             m.OffsetCommitResponseTopic(

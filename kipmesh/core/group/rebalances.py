@@ -28,7 +28,7 @@ class Rebalances:
     # --- rebalances ------------------------------------------------------------------------------------------------
 
     def rebalance(self, group: ClassicGroup, now: Instant) -> None:
-        """Start a rebalance, or continue the current one."""
+        """Start a rebalance, or complete the join phase of the running one if all members have joined."""
         if group.state in CAN_REBALANCE:
             self.prepare(group, now)
         else:
@@ -85,7 +85,8 @@ class Rebalances:
         state.timers.set((SYNC, group_id), now.monotonic_ms + group.rebalance_timeout_ms)
 
     def propagate(self, group: ClassicGroup, code: ErrorCode, now: Instant) -> None:
-        """Complete all pending SyncGroups. With an error, assignments are cleared."""
+        """Complete all pending SyncGroups: with the member's assignment if `code` is NONE, else with `code`. An error
+        also clears all assignments."""
         for member in group.members.values():
             if code:
                 member.assignment = b""
@@ -101,13 +102,14 @@ class Rebalances:
         self._state.timers.set((HEARTBEAT, group.group_id, member_id), now.monotonic_ms + within_ms)
 
     def reset_session(self, group: ClassicGroup, member_id: str, now: Instant) -> None:
-        """Restart the member's session timeout."""
+        """Restart the member's session timeout. Ignored for an unknown member."""
         member = group.members.get(member_id)
         if member is not None:
             self.expect_heartbeat(group, member_id, member.session_timeout_ms, now)
 
     def session_expired(self, group_id: str, member_id: str, now: Instant) -> None:
-        """Handle the expired session of a member or pending member."""
+        """Remove a member or pending member whose session has expired, and rebalance. Ignored while a pending request
+        replaces heartbeats."""
         group = self._state.live.get(group_id)
         if group is None:
             return
@@ -143,7 +145,8 @@ class Rebalances:
         self._complete_join(group, now)
 
     def sync_expired(self, group_id: str, now: Instant) -> None:
-        """Handle the expired sync timer: remove members that sent no SyncGroup, and rebalance."""
+        """Handle the expired sync timer: remove members that sent no SyncGroup, and rebalance. Ignored if all have sent
+        it."""
         group = self._state.live.get(group_id)
         if group is None or not group.pending_sync:
             return
@@ -176,12 +179,12 @@ class Rebalances:
             member.awaiting_sync = None
 
     def dismiss(self, member: Member, code: ErrorCode) -> None:
-        """Fail the pending requests of a member that is removed or replaced."""
+        """Fail the pending requests of a member that is removed or replaced with `code`."""
         self.respond_join(member, JoinGroupResponse(error_code=code, member_id=member.member_id))
         self.respond_sync(member, SyncGroupResponse(error_code=code))
 
     def join_response(self, group: ClassicGroup, member: Member) -> JoinGroupResponse:
-        """Return the JoinGroup response of the current generation. The leader's response has the members."""
+        """Return the member's JoinGroup response for the current generation. Only the leader's has the member list."""
         is_leader = group.leader_id == member.member_id
         return JoinGroupResponse(
             generation_id=group.generation_id,
@@ -207,7 +210,8 @@ class Rebalances:
     # --- loading and unloading -------------------------------------------------------------------------------------
 
     def loaded(self, group: ClassicGroup, now: Instant) -> None:
-        """Start the sessions of a group that was loaded from the log."""
+        """Start the sessions of a group that was loaded from the log, and rebalance it if it exceeds
+        `group.max.size`."""
         for member in group.members.values():
             self.expect_heartbeat(group, member.member_id, member.session_timeout_ms, now)
         if len(group.members) > self._state.settings.group_max_size:

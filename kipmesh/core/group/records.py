@@ -62,7 +62,8 @@ def encode(value: Message, version: int) -> bytes:
 
 
 def decode(of: type[_M], data: bytes, *, newer_versions_extend: bool = False, is_prefix: bool = False) -> _M:
-    """Return the value of a versioned message. Raises CorruptRecordError for malformed bytes and unknown versions.
+    """Return the message of type `of` that follows its version (int16). Raises CorruptRecordError for malformed bytes
+    and unknown versions.
 
     `newer_versions_extend`: read a newer version as the last known one and ignore the rest. `is_prefix`: ignore bytes
     after the value.
@@ -90,14 +91,14 @@ def decode(of: type[_M], data: bytes, *, newer_versions_extend: bool = False, is
 
 
 class OffsetRecord(NamedTuple):
-    """A committed offset; without a value, its tombstone."""
+    """A committed offset; with the value None, the tombstone that deletes it."""
 
     key: OffsetCommitKey
     value: OffsetCommitValue | None
 
 
 class GroupRecord(NamedTuple):
-    """A group's generation; without a value, the group's tombstone."""
+    """A group's generation; with the value None, the tombstone that deletes the group."""
 
     key: GroupMetadataKey
     value: GroupMetadataValue | None
@@ -107,7 +108,8 @@ Record: TypeAlias = OffsetRecord | GroupRecord
 
 
 def encode_record(record: Record) -> tuple[bytes, bytes | None]:
-    """Return the encoded key and value. Raises ValueError for a value that does not fit its field."""
+    """Return the encoded key and value, None for a tombstone's value. Raises ValueError for a value that does not fit
+    its field."""
     if isinstance(record, OffsetRecord):
         key = encode(record.key, OFFSET_COMMIT_KEY_VERSIONS[1])
         if record.value is None:
@@ -120,7 +122,8 @@ def encode_record(record: Record) -> tuple[bytes, bytes | None]:
 
 
 def decode_record(key: bytes | None, value: bytes | None) -> Record | None:
-    """Return the record, or None for another group protocol. Raises CorruptRecordError for malformed bytes."""
+    """Return the record, or None for a key type of another group protocol. Raises CorruptRecordError for malformed
+    bytes or a missing key."""
     if key is None or len(key) < 2:
         raise CorruptRecordError("record of __consumer_offsets has no key")
     kind = int.from_bytes(key[:2], "big", signed=True)
@@ -135,22 +138,25 @@ def decode_record(key: bytes | None, value: bytes | None) -> Record | None:
 
 
 def encode_subscription(subscription: Subscription, version: int = HIGHEST_VERSION) -> bytes:
-    """Return the metadata of a JoinGroup request, encoded in this version."""
+    """Return the metadata of a JoinGroup request, encoded in this version. Raises ValueError for a value that does not
+    fit its field."""
     return encode(subscription, version)
 
 
 def decode_subscription(data: bytes) -> Subscription:
-    """Return the subscription in a JoinGroup request's metadata. Raises CorruptRecordError."""
+    """Return the subscription in a JoinGroup request's metadata. Raises CorruptRecordError for malformed bytes."""
     return decode(Subscription, data, newer_versions_extend=True)
 
 
 def encode_assignment(assignment: Assignment, version: int = HIGHEST_VERSION) -> bytes:
-    """Return the assignment of a SyncGroup request, encoded in this version."""
+    """Return the assignment for a SyncGroup request, encoded in this version. Raises ValueError for a value that does
+    not fit its field."""
     return encode(assignment, version)
 
 
 def decode_assignment(data: bytes) -> Assignment:
-    """Return the assignment of a SyncGroup response; no bytes are an empty assignment. Raises CorruptRecordError."""
+    """Return the assignment of a SyncGroup response; no bytes are an empty assignment. Raises CorruptRecordError for
+    other malformed bytes."""
     if not data:
         return Assignment()
     return decode(Assignment, data, newer_versions_extend=True)

@@ -17,7 +17,7 @@ _NO_OFFSETS: Mapping[TopicPartition, OffsetCommitValue] = {}
 
 @dataclass(slots=True, repr=False)
 class GroupTable:
-    """Groups and committed offsets, replayed from records."""
+    """Groups and committed offsets of one partition of `__consumer_offsets`, replayed from its records."""
 
     groups: dict[str, GroupMetadataValue] = field(default_factory=dict, init=False)
     """Group id -> last generation."""
@@ -25,7 +25,7 @@ class GroupTable:
     _offsets: dict[str, dict[TopicPartition, OffsetCommitValue]] = field(default_factory=dict, init=False)
 
     def replay(self, record: Record) -> None:
-        """Apply the next record."""
+        """Apply the next record of the log. A tombstone removes its group or offset, if any."""
         if isinstance(record, OffsetRecord):
             self._replay_offset(record.key, record.value)
         elif record.value is None:
@@ -54,7 +54,7 @@ class GroupTable:
         return [*self.groups, *(group for group in self._offsets if group not in self.groups)]
 
     def offsets(self, group_id: str) -> Mapping[TopicPartition, OffsetCommitValue]:
-        """Return the group's committed offsets by (topic, partition)."""
+        """Return the group's committed offsets by (topic, partition); empty for an unknown group."""
         return self._offsets.get(group_id, _NO_OFFSETS)
 
     def committed(self) -> Iterator[tuple[str, TopicPartition, int]]:

@@ -52,7 +52,7 @@ class Write(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """The response to a request."""
+    """The response to send for a request."""
 
     request_id: int
     response: Any
@@ -82,6 +82,6 @@ _WRITE_ERRORS = {
 
 
 def write_error(code: ErrorCode) -> ErrorCode:
-    """Return the error for members after a failed append: COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR, or another for
-    `code`."""
+    """Return the error code for members after an append failed with `code`: COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR,
+    UNKNOWN_SERVER_ERROR, or `code` if it has no mapping."""
     return _WRITE_ERRORS.get(code, code)

@@ -52,7 +52,7 @@ class WrittenBatch(NamedTuple):
     offset_delta: int
     """Number of records minus one."""
     timestamp: int
-    """Maximum timestamp of the records."""
+    """Maximum timestamp of the records in ms."""
 
     @property
     def first_sequence(self) -> int:
@@ -115,7 +115,8 @@ class ProducerStates:
         return len(self._producers)
 
     def check(self, header: BatchHeader) -> WrittenBatch | None:
-        """Return the written batch that this one duplicates, or None if it may be appended.
+        """Return the written batch that this one duplicates, or None if it may be appended (also for an unknown
+        producer id).
 
         Raises KafkaError: INVALID_RECORD (negative sequence or epoch, or transactional), INVALID_PRODUCER_EPOCH (older
         epoch), OUT_OF_ORDER_SEQUENCE_NUMBER (a gap).
@@ -152,9 +153,10 @@ class ProducerStates:
         )
 
     def append(self, header: BatchHeader, base_offset: int, seen_ms: int) -> None:
-        """Record that a producer's batch is in the log at `base_offset`. `seen_ms` is the time that `expire` compares.
+        """Record that a producer's batch is in the log at `base_offset`. `seen_ms` is the time in ms that `expire`
+        compares.
 
-        Control batches update only the epoch and the time.
+        Control batches update only the epoch and the time. Batches of an older epoch are ignored.
         """
         producer = self._producers.get(header.producer_id)
         if producer is None:
@@ -174,10 +176,10 @@ class ProducerStates:
             del batches[0]
 
     def truncate(self, end_offset: int) -> bool:
-        """Forget batches from `end_offset` on, after a truncation of the log.
+        """Forget batches from `end_offset` on, after a truncation of the log. Return True if the state is correct then.
 
-        Returns False, with the state unchanged, if the batches before the truncation are not known. The caller must
-        then rebuild the state.
+        Returns False, with the state unchanged, if the last batch of a producer before the truncation is not known. The
+        caller must then rebuild the state.
         """
         changed = []
         for producer_id, producer in self._producers.items():
@@ -209,7 +211,7 @@ class ProducerStates:
             yield ProducerEntry(producer_id, producer.epoch, *(producer.batches[-1] if producer.batches else no_batch))
 
     def load(self, entries: Iterable[ProducerEntry]) -> None:
-        """Replace the state by the entries of a snapshot; none for an empty log."""
+        """Replace the state by the entries of a snapshot; no entries for an empty log."""
         self._producers.clear()
         for entry in entries:
             producer = self._producers[entry.producer_id] = _Producer(entry.epoch, -1, entry.timestamp)
@@ -331,7 +333,11 @@ class PartitionSequences:
 
     def may_send(self, numbers: BatchSequence | None, leader_id: int, now_s: float) -> bool:
         """Return whether the oldest waiting batch may be sent to this leader now. `numbers` is None before its first
-        send."""
+        send.
+
+        False without a producer id, or while the partition waits for a new epoch. A retry must be the oldest unresolved
+        batch.
+        """
         if self._needs_new_epoch or self._producer.identity is None:
             return False
         if numbers is not None:
@@ -349,8 +355,8 @@ class PartitionSequences:
         )
 
     def number(self, records: int) -> BatchSequence:
-        """Assign sequences to a batch that is sent for the first time, after `may_send`. Raises RuntimeError without a
-        producer id."""
+        """Assign sequences to a batch of `records` records that is sent for the first time, after `may_send`. Raises
+        RuntimeError without a producer id."""
         identity = self._producer.identity
         if identity is None:
             raise RuntimeError("the producer has no producer id yet")
@@ -363,7 +369,7 @@ class PartitionSequences:
         return numbers
 
     def sent(self, numbers: BatchSequence) -> None:
-        """Record that a request with the batch was sent. `request_done` must follow in any case."""
+        """Record that a request with the batch was sent. `request_done` must follow, whatever the outcome."""
         self._in_flight += 1
         numbers.was_oldest = self.unresolved[0] is numbers
 
@@ -375,7 +381,7 @@ class PartitionSequences:
     # --- outcomes
 
     def acked(self, numbers: BatchSequence, leader_id: int, now_s: float) -> None:
-        """Record that the batch is written, even if it was abandoned before."""
+        """Record that the leader acknowledged the batch, even if it was abandoned before."""
         if numbers in self.unresolved:
             self.unresolved.remove(numbers)
         if numbers.identity != self._identity:
@@ -386,8 +392,11 @@ class PartitionSequences:
         self._acked_by, self._acked_s = leader_id, now_s
 
     def refused(self, numbers: BatchSequence, error: KafkaError) -> Verdict:
-        """Return the outcome of a batch after an error or a missing response. Call `abandoned` if it is not sent
-        again."""
+        """Return the outcome of a batch after an error or a missing response. Call `abandoned` if it is not sent again.
+
+        WRITTEN for DUPLICATE_SEQUENCE_NUMBER, RETRY for OUT_OF_ORDER_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID and retriable
+        errors, else FAILED.
+        """
         code = error.code
         if code is ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
             return Verdict.WRITTEN
@@ -404,7 +413,8 @@ class PartitionSequences:
         return Verdict.RETRY
 
     def abandoned(self, numbers: BatchSequence, *, is_certain: bool) -> None:
-        """Record that the batch is not sent again. `is_certain`: it is known not to be in the log."""
+        """Record that the batch is not sent again. `is_certain`: the batch is known not to be in the log. Ignored for a
+        resolved batch."""
         if numbers not in self.unresolved:
             return
         self.unresolved.remove(numbers)
@@ -414,7 +424,8 @@ class PartitionSequences:
             self._bump()  # otherwise a later batch detects the gap, and earlier batches keep their sequences
 
     def split(self, numbers: BatchSequence, records: list[int]) -> list[BatchSequence]:
-        """Replace a batch that was too large by several with these record counts. Return their sequences."""
+        """Replace an unresolved batch that was too large by several with these record counts. Return their sequences.
+        Raises ValueError if the batch is resolved."""
         parts: list[BatchSequence] = []
         sequence = numbers.base_sequence
         for count in records:
@@ -428,14 +439,17 @@ class PartitionSequences:
         return parts
 
     def request_done(self) -> list[BatchSequence]:
-        """Record the end of a request, after its outcome was reported. Returns what `renumber_if_due` returns."""
+        """Record the end of a request, after its outcome was reported. Return the batches that must not be sent again,
+        as `renumber_if_due` does."""
         self._in_flight -= 1
         return self.renumber_if_due()
 
     def renumber_if_due(self) -> list[BatchSequence]:
-        """Start a new epoch if it is due and possible. Call it after `abandoned` and after a new producer id.
+        """Start a new epoch if it is due and no request is in flight. Call it after `abandoned` and after a new
+        producer id.
 
-        Returns the batches that must not be sent again, because they may be written or in flight. They are abandoned.
+        Returns the batches that must not be sent again, because an earlier request may have written them; usually none.
+        They are no longer unresolved.
         """
         if self._may_have_gap and not self.unresolved and not self._in_flight:
             self._may_have_gap = False
@@ -453,7 +467,7 @@ class PartitionSequences:
         return dropped
 
     def _bump(self) -> None:
-        """End this epoch in this partition."""
+        """End this epoch in this partition, and switch the producer to the next epoch unless another partition did."""
         if not self._needs_new_epoch:
             self._needs_new_epoch = True
             if self._identity == self._producer.identity:

@@ -33,16 +33,16 @@ _MARGIN_SHARE = 32
 trips."""
 
 RefreshMode = Literal["paced", "literal", "all"]
-"""`paced`: spread non-urgent requests over time (526-11); `literal`: follow 526-07 literally; `all`: every request
-names all topics."""
+"""`paced`: spread non-urgent requests over time (526-11); `literal`: send one once enough topics are AGED (526-07);
+`all`: every request names all topics."""
 
 TARGET_MIN_TOPICS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class TrackerConfig:
-    """Thresholds of the tracker. `backoff_ms(n)` is the back-off of a topic after `n` responses in a row did not
-    resolve it."""
+    """Thresholds of the tracker, in ms. `backoff_ms(n)` is the back-off in ms of a topic after `n` responses in a row
+    did not resolve it."""
 
     max_age_ms: int
     evict_ms: int
@@ -51,8 +51,8 @@ class TrackerConfig:
     mode: RefreshMode = "paced"
 
     def target_topics(self, cached_topics: int) -> int:
-        """Return the maximum topics of a non-urgent request (526-03). At one request per 10 s it refreshes all topics
-        in `max_age_ms`."""
+        """Return the maximum topics of a non-urgent request (526-03), at least TARGET_MIN_TOPICS. At one request per 10
+        s it refreshes all `cached_topics` in `max_age_ms`."""
         return max(-(-10_000 * cached_topics // self.max_age_ms), TARGET_MIN_TOPICS)
 
 
@@ -64,7 +64,7 @@ class RefreshRequest(NamedTuple):
 
     @property
     def is_urgent(self) -> bool:
-        """Whether the request has urgent topics (526-06); otherwise it follows 526-07."""
+        """Whether the request has urgent topics (526-06)."""
         return self.urgent_topics > 0
 
 
@@ -98,7 +98,7 @@ class TrackerMetrics:
 class Pace:
     """Time of the next non-urgent request (526-11).
 
-    Topics that started together reach half their maximum age together, and 526-07 taken literally requests them back to
+    Topics that started together reach half their maximum age together, and rule 526-07 alone would request them back to
     back. Pacing sends each request as late as the slowest even pace allows at which every topic is requested before
     `metadata.max.age.ms`. The pace is computed from a histogram of refresh times, so its cost does not depend on the
     number of topics.
@@ -219,20 +219,20 @@ class TopicTracker:
         return self._config.target_topics(self._cached)
 
     def place(self, name: str) -> Place | None:
-        """Return the topic's place, or None if it is unknown. Only `poll` moves topics that are due."""
+        """Return the topic's place, or None if the tracker does not know it. Only `poll` moves topics that are due."""
         topic = self._topics.get(name)
         return topic.place if topic is not None else None
 
     def attempts(self, name: str) -> int:
-        """Return the number of responses in a row that did not resolve the topic."""
+        """Return the number of responses in a row that did not resolve the topic; 0 for an unknown topic."""
         topic = self._topics.get(name)
         return topic.attempts if topic is not None else 0
 
     # --- producer events
 
     def hold(self, name: str, now_ms: float) -> None:
-        """Record that a record or batch of the topic waits or is in flight. The topic is kept, and is urgent without
-        metadata."""
+        """Record that a record or batch of the topic waits or is in flight. The topic is kept until `release`. An
+        unknown topic becomes urgent."""
         topic = self._topics.get(name)
         if topic is None:
             topic = self._topics[name] = _Topic(name, now_ms)
@@ -242,7 +242,7 @@ class TopicTracker:
         self._idle.pop(name, None)
 
     def release(self, name: str, now_ms: float) -> None:
-        """End one `hold`. The topic counts as used until now."""
+        """End one `hold`. The topic counts as used until now. Raises KeyError for an unknown topic."""
         topic = self._topics[name]
         topic.holds -= 1
         topic.used_ms = now_ms
@@ -255,7 +255,8 @@ class TopicTracker:
             self._drop(topic)
 
     def changed(self, name: str, now_ms: float) -> None:
-        """Record that the topic's metadata is out of date or lacks a partition that a record needs.
+        """Record that the topic's metadata is out of date or lacks a partition that a record needs, which makes it
+        urgent. Ignored for a topic without metadata.
 
         Within `retry.backoff.ms` of a response, that response did not resolve the topic, so it waits for the back-off.
         """
@@ -270,7 +271,8 @@ class TopicTracker:
     # --- requests
 
     def poll(self, now_ms: float) -> Step:
-        """Return the next step. `completed` or `failed` must follow for a returned request."""
+        """Return the next step, and move topics that are due. `completed` or `failed` must follow for a returned
+        request."""
         self._evict(now_ms)
         self._move_due(now_ms)
         request = self._choose(now_ms) if self._request is None and now_ms >= self._not_before_ms else None
@@ -282,9 +284,10 @@ class TopicTracker:
         return Step(request, gone, self._wait_until_ms(now_ms))
 
     def completed(self, now_ms: float, resolved: Set[str], lost: Set[str] = frozenset()) -> None:
-        """Record the response of the request. Topics that are not `resolved` back off independently (526-09).
+        """Record the response of the current request. `resolved` topics are fresh; the others back off independently
+        (526-09).
 
-        Topics in `lost` lose their metadata; the others keep it.
+        Unresolved topics in `lost` lose their metadata; the others keep it.
         """
         assert self._request is not None
         names, self._request, self._requested = self._request.topics, None, []
@@ -299,7 +302,7 @@ class TopicTracker:
                 self._back_off(topic, now_ms, name in lost)
 
     def failed(self, now_ms: float) -> None:
-        """Record that the request failed. The next one waits for `retry.backoff.ms` (526-09)."""
+        """Record that the current request failed. The next request waits for `retry.backoff.ms` (526-09)."""
         assert self._request is not None
         self._metrics.failed_requests += 1
         self._request = None
@@ -355,7 +358,8 @@ class TopicTracker:
         self._cached -= topic.refreshed_ms is not None
 
     def _make_urgent(self, topic: _Topic, now_ms: float) -> None:
-        """Move a topic that is in no list to T, after the back-off if the last response did not resolve it."""
+        """Move a topic that is in no list to URGENT, or to WAITING if its last response did not resolve it and the
+        back-off is running."""
         if topic.refreshed_ms is not None and topic.is_changed:
             topic.retry_ms = max(topic.retry_ms, topic.refreshed_ms + self._config.retry_backoff_ms)
         if topic.retry_ms > now_ms:
@@ -448,7 +452,7 @@ class TopicTracker:
         return bool(self._aged) and now_ms >= self._next_aged_ms()
 
     def _next_aged_ms(self) -> float:
-        """Return when mode `paced` sends its next non-urgent request. Requires a topic in FRESH or AGED."""
+        """Return the time in ms of the next non-urgent request in mode `paced`. Requires a topic in FRESH or AGED."""
         return self._pace.next_ms(self.target_topics(), _oldest_refresh_ms(self._aged or self._fresh))
 
     def _start_request(self, urgent: list[_Topic], others: list[_Topic]) -> RefreshRequest:
@@ -476,7 +480,8 @@ class TopicTracker:
         return min(due, default=None)
 
     def _next_request_ms(self, now_ms: float) -> float | None:
-        """Return when the next request may be due without new events, or None. Requires that none is in flight."""
+        """Return the time in ms when the next request may be due without new events, or None. Requires that no request
+        is in flight."""
         if self._urgent:
             return now_ms
         while self._retries and self._is_outdated(self._retries[0][0], self._retries[0][2]):
@@ -491,7 +496,7 @@ class TopicTracker:
         return min(due, default=None)
 
     def _target_reached_ms(self, now_ms: float) -> float:
-        """Return the next time when U may reach the target (526-07), or infinity."""
+        """Return the next time in ms when enough topics may be AGED for a request (526-07), or infinity."""
         target = self.target_topics()
         if len(self._aged) >= target:
             return now_ms
