@@ -36,7 +36,7 @@ STOP_GRACE_S = 0.2
 
 @dataclass(eq=False)
 class Listeners:
-    """The listeners of one broker. Created inside the event loop."""
+    """The gRPC and Kafka listeners of one broker. Must be created inside the event loop."""
 
     config: BrokerConfig
     registry: CollectorRegistry
@@ -50,10 +50,10 @@ class Listeners:
         self._kafka: WireServer | None = None
 
     async def start(self) -> None:
-        """Bind all listeners.
+        """Bind all listeners and serve requests.
 
-        Raises AddressError, KafkaError with INVALID_CONFIG if the inter-broker listener is missing, and
-        InvalidConfigError if `sasl.users.file` cannot be read.
+        Raises AddressError if an address cannot be bound, and KafkaError with INVALID_CONFIG if no mesh listener is the
+        inter-broker listener or if `sasl.users.file` is unreadable or invalid.
         """
         config, own = self.config, self.config.inter_broker_listener_name
         if own not in [endpoint.name for endpoint in config.mesh_endpoints]:
@@ -123,7 +123,7 @@ class Listeners:
         return Sasl(tuple(config.sasl_enabled_mechanisms), users)
 
     def advertised(self) -> list[Listener]:
-        """Return the addresses to register."""
+        """Return the advertised addresses of the bound listeners, to register them. Port 0 becomes the bound port."""
         return [
             Listener(one.name, one.host, one.port or self.ports[one.name], self.config.protocol_number(one.name))
             for one in self.config.advertised_endpoints
@@ -131,12 +131,12 @@ class Listeners:
         ]
 
     async def set_serving(self, is_serving: bool) -> None:
-        """Set the health status of the gRPC servers."""
+        """Set whether the gRPC health service of each mesh listener reports that the broker serves."""
         for server in self._servers:
             await server.set_serving(is_serving)
 
     async def stop(self) -> None:
-        """Close every connection. Idempotent."""
+        """Stop all listeners and close their connections. gRPC requests may complete for `STOP_GRACE_S`. Idempotent."""
         if self._kafka is not None:
             await self._kafka.stop()
         if self._servers:

@@ -32,7 +32,11 @@ log = structlog.get_logger(__name__)
 
 
 class BrokerNode:
-    """One broker. Create and use it inside one event loop. `failed` completes with the error that ends the node."""
+    """One broker. Create and use it inside one event loop.
+
+    `failed` is a future that receives the first fatal error as its exception. Without one it stays pending. The
+    constructor raises InvalidConfigError for an unusable replica selector or unusable certificates.
+    """
 
     def __init__(self, config: BrokerConfig, *, is_leader_role: bool, fs: FileSystem | None = None) -> None:
         self.config = config
@@ -63,20 +67,22 @@ class BrokerNode:
 
     @property
     def ready(self) -> bool:
-        """Whether the broker is registered and unfenced, and its metadata says so."""
+        """Whether the broker's own metadata image shows its current registration as unfenced. False after the stop."""
         me = self.hosted_replicas.image.brokers.get(self.config.node_id)
         is_current = me is not None and me.broker_epoch == self.parts.broker_epoch() and not me.fenced
         return is_current and not self._is_stopped
 
     @property
     def in_sync(self) -> bool:
-        """Whether the broker is ready, and its replicas are in sync or were since the start: see `StartupIsrCheck`."""
+        """Whether the broker is ready, and all its replicas are in their ISRs or once were since the start."""
         return self.ready and self.startup_isr_check.all_in_sync()
 
     async def start(self) -> None:
-        """Load the logs, listen, and start to register. Returns once the broker listens.
+        """Load the logs, bind the listeners and start the tasks. Returns before the broker is registered.
 
-        Raises InvalidConfigError, StorageError or AddressError.
+        After an error the node is aborted, unless it is the first check: `node.id` must not be the id of a voter
+        (InvalidConfigError). Raises KafkaError for an invalid configuration or a data directory of another node,
+        StorageError if a disk fails, and AddressError if an address cannot be bound.
         """
         config, parts = self.config, self.parts
         if config.node_id in [voter.id for voter in config.voters]:  # its fetches would count as the voter's
@@ -128,13 +134,13 @@ class BrokerNode:
         self._tasks.append(task)
 
     def task_done(self, task: asyncio.Task[None]) -> None:
-        """Fail the node if the task failed. See `Owner`."""
+        """Implement `Owner`: fail the node if the task ended with an exception. A cancelled task is ignored."""
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("task failed", task=task.get_name(), error=str(error), exc_info=error)
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Complete `failed` with the first error. See `Owner`."""
+        """Implement `Owner`: set `error` as the exception of `failed`. Errors after the first are ignored."""
         if not self.failed.done():
             self.failed.set_exception(error)
             self.failed.exception()  # marks it as retrieved: no warning if it is never awaited
@@ -146,12 +152,15 @@ class BrokerNode:
         await lifecycle.send_heartbeats()
 
     async def published(self) -> None:
-        """Report new metadata in a heartbeat and as health status. See `Owner`."""
+        """Implement `Owner`: update the gRPC health status. While fenced, also send a heartbeat immediately."""
         self.parts.lifecycle.metadata_advanced()
         await self.listeners.set_serving(self.ready)
 
     async def stop(self) -> None:
-        """Move leaderships to other brokers, stop, and close the logs cleanly. Idempotent."""
+        """Move leaderships to other brokers for up to `shutdown.grace.ms`, stop, and mark the shutdown as clean.
+
+        After a fatal error (`failed`) the shutdown is not marked as clean. Idempotent.
+        """
         if self._is_stopped:
             return
         parts = self.parts
@@ -174,7 +183,7 @@ class BrokerNode:
         self.parts.disk.close()
 
     async def _end(self, *, is_clean: bool) -> dict[tuple[str, int], int]:
-        """Stop all parts. Returns the high watermarks after the last metadata change."""
+        """Stop all parts. Returns the high watermarks by topic and partition, read after the last metadata change."""
         self._is_stopped = True
         parts = self.parts
         parts.cleaner.throttle.stop()

@@ -57,17 +57,17 @@ class Owner(Protocol):
     is_leader_role: bool
 
     async def published(self) -> None:
-        """New metadata was published."""
+        """Called after new metadata was published on this broker."""
 
     def task_done(self, task: asyncio.Task[None]) -> None:
-        """A task of a part ended. Its exception, if any, must end the node."""
+        """Called when a task of a part has ended. Its exception, if any, must end the node."""
 
     def fail(self, error: BaseException) -> None:
-        """A part failed with an error that must end the node."""
+        """Called when a part failed with an error that must end the node."""
 
 
 class BrokerParts:
-    """The parts of one broker, not running yet. Raises InvalidConfigError if the replica selector cannot be loaded."""
+    """The parts of one broker, not started yet. Raises InvalidConfigError if the replica selector cannot be loaded."""
 
     def __init__(self, owner: Owner) -> None:
         self.config = config = owner.config

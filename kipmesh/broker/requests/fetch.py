@@ -30,21 +30,21 @@ WAIT_MS_MAX = 300_000
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Reader:
-    """Reads partitions of this broker for one request. Implements `kipmesh.core.fetch_session.Reader`."""
+    """A `kipmesh.core.fetch_session.Reader` of this broker's replicas, for one Fetch request."""
 
     handler: FetchHandler
     request: m.FetchRequest
     fetches: FollowerFetches | None
     consumer: Consumer | None
     redirects: set[int] = field(default_factory=set)
-    """Preferred read replicas in the response."""
+    """Ids of the preferred read replicas in the response."""
     leaders: set[m.LeaderIdAndEpoch | None] = field(default_factory=set)
     """Leaders of partitions that this broker could not serve."""
 
     def read(
         self, topic: str, topic_id: bytes, requested: m.FetchPartition, max_bytes: int, min_one_batch: bool
     ) -> PartitionRead:
-        """Read one partition within `max_bytes`. See `kipmesh.core.fetch_session.Reader`."""
+        """Read up to `max_bytes` of one partition, or one larger batch if `min_one_batch`. Errors are in the result."""
         hosted = self.handler.hosted_replicas
         replicas, code = hosted.find_topic(topic_id, topic)
         replica = replicas.get(requested.partition)
@@ -78,7 +78,7 @@ class _Reader:
         return result
 
     def topic_name(self, topic_id: bytes) -> str:
-        """Return the name of a topic, or an empty string. See `kipmesh.core.fetch_session.Reader`."""
+        """Return the name of a topic in the metadata image, or an empty string if the id is unknown."""
         topic = self.handler.hosted_replicas.image.topics.get(topic_id)
         return "" if topic is None else topic.name
 
@@ -104,9 +104,13 @@ class FetchHandler:
     async def fetch(
         self, request: m.FetchRequest, context: RequestContext, *, names_rack: bool = True
     ) -> m.FetchResponse:
-        """Respond to one request. Waits up to `max_wait_ms` for `min_bytes`. Errors are in the response.
+        """Read the partitions of one request. Waits up to `max_wait_ms` (at most `WAIT_MS_MAX`) for `min_bytes`.
 
-        Args: names_rack: whether the client's protocol version can name a rack (392-01).
+        Top-level errors of the response: INCONSISTENT_CLUSTER_ID, STALE_BROKER_EPOCH for an earlier process of a
+        follower, and session errors such as FETCH_SESSION_ID_NOT_FOUND. Other errors are per partition.
+
+        Args: names_rack: whether the client's protocol version can name a rack (392-01). Otherwise only leaders serve
+        its fetches.
         """
         if request.cluster_id is not None and request.cluster_id != self.config.cluster_id:
             return m.FetchResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID)
@@ -158,7 +162,10 @@ class FetchHandler:
         return Consumer(request.replica_id, client, True, self.selection.redirects(request.replica_id, client))
 
     def _count_bytes(self, response: m.FetchResponse, client_rack: str) -> None:
-        """Count bytes by role and rack (392-18). No await since the last read, so roles have not changed."""
+        """Count a consumer's bytes by role of the replica, and whether both are in the same rack (392-18).
+
+        Must run without an await since the last read, so that roles have not changed.
+        """
         rack = "unknown"
         if client_rack and self.config.broker_rack:
             rack = "same" if client_rack == self.config.broker_rack else "cross"
@@ -173,8 +180,8 @@ class FetchHandler:
     ) -> FollowerFetches | None:
         """Return the state by which this follower's requests acknowledge records, or None after a session error.
 
-        It covers the whole session, also partitions that the request does not list. Forgotten partitions are removed
-        from it.
+        The state covers the whole session, also partitions that the request does not list. Leaders of forgotten
+        partitions no longer count on the follower's fetches.
         """
         if fetch.kind is FetchKind.ERROR:
             return None

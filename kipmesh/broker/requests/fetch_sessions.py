@@ -34,7 +34,10 @@ def make_session_cache(
     hosted_replicas: HostedReplicas,
     on_event: Callable[[SessionEvent], None] | None = None,
 ) -> FetchSessionCache:
-    """Create the session cache of a broker. Followers are recognized by the brokers in the metadata image."""
+    """Return the session cache of a broker. `on_event` is called for each created, closed or evicted session.
+
+    The reserved policy has slots for each broker in the metadata image.
+    """
     policy: EvictionPolicy
     if config.fetch_session_cache_policy == "adopted":
         unused_ms_max = config.min_incremental_fetch_session_eviction_ms
@@ -60,13 +63,13 @@ def make_session_cache(
 
 
 def log_session(event: SessionEvent) -> None:
-    """Log a created, closed or evicted session with its client id and whether it is a follower's (227-02)."""
+    """Log at DEBUG a created, closed or evicted session, with its client id and whether it is a follower's (227-02)."""
     about = {name: value for name, value in event._asdict().items() if value is not None}
     log.debug("fetch session changed", **about)
 
 
 def fetch_session_metrics(sessions: FetchSessionCache) -> Iterator[Metric]:
-    """Yield the cache's metrics, under Kafka's names where Kafka has them."""
+    """Yield the metrics of a session cache, under Kafka's names where Kafka has them."""
     counted, kafka, ours = sessions.metrics, "kafka_server_fetchsessioncache_", "kipmesh_broker_fetch_session_"
     yield GaugeMetricFamily(kafka + "numincrementalfetchsessions", "Fetch sessions.", len(sessions))
     text = "Partitions in fetch sessions."

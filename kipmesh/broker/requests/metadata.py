@@ -37,7 +37,7 @@ _LATER = frozenset(
 
 @dataclass(eq=False)
 class MetadataHandler:
-    """Responds to Metadata."""
+    """Responds to Metadata. `controller_id` returns the id of the active controller, or -1."""
 
     config: BrokerConfig
     image: Callable[[], MetadataImage | None]
@@ -52,7 +52,11 @@ class MetadataHandler:
     gate: UnreachableLeaderGate | None = None
 
     async def metadata(self, request: m.MetadataRequest, context: RequestContext) -> m.MetadataResponse:
-        """Respond to one request. Errors are in the response."""
+        """Return the brokers and the requested topics. Creates missing topics if that is allowed.
+
+        Before the first metadata image, the response has only the top-level error BROKER_NOT_AVAILABLE. Other errors
+        are per topic or partition. Waits up to `HOLD_S` while a leader is unreachable.
+        """
         image = self.image()
         if image is None:
             return m.MetadataResponse(error_code=ErrorCode.BROKER_NOT_AVAILABLE)
@@ -87,7 +91,7 @@ class MetadataHandler:
         )
 
     async def _create(self, forwarder: Forwarder, names: Sequence[str], context: RequestContext) -> dict[str, int]:
-        """Create topics and return the error code of each that this broker's metadata still lacks.
+        """Create topics and return the error codes, by name, of those that this broker's metadata still lacks.
 
         The code is LEADER_NOT_AVAILABLE, which clients retry, if the topic may still appear.
         """
@@ -118,7 +122,7 @@ class MetadataHandler:
 
 
 def _leaders(image: MetadataImage, request: m.MetadataRequest) -> set[int]:
-    """Return the leaders of the requested topics."""
+    """Return the leader ids of the requested topics' partitions, including -1 if a partition has no leader."""
     topics = [_find(image, one.topic_id, one.name) for one in request.topics or ()]
     return {state.leader for topic in topics if topic is not None for state in topic.partitions.values()}
 
@@ -164,7 +168,7 @@ def _topic(topic: TopicState, available: AbstractSet[int]) -> m.MetadataResponse
 def _with_preferred_replicas(
     selection: ReplicaSelection, image: MetadataImage, response: m.MetadataResponseTopic, client: ClientMetadata
 ) -> m.MetadataResponseTopic:
-    """Add the preferred read replicas to a topic's response."""
+    """Return a topic's response with the preferred read replicas. A response with an error is unchanged."""
     topic = image.topics.get(response.topic_id)
     if topic is None or response.error_code:
         return response

@@ -35,7 +35,13 @@ class OffsetsHandler:
         self._hosted_replicas = hosted_replicas
 
     async def list_offsets(self, request: m.ListOffsetsRequest, context: RequestContext) -> m.ListOffsetsResponse:
-        """Return the offset of a timestamp, or the earliest or latest offset, of each partition."""
+        """Return for each partition the offset of the first record at or after a timestamp, or a special offset.
+
+        Special timestamps: -1 latest, -2 and -4 earliest, -3 maximum timestamp, -5 latest tiered. The offset is -1 if
+        there is no such record; there are never tiered ones. Errors: OFFSET_NOT_AVAILABLE for a consumer while a new
+        leader does not know its high watermark; UNSUPPORTED_VERSION below -5; NOT_LEADER_OR_FOLLOWER;
+        FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH; those of `HostedReplicas.require`.
+        """
 
         async def respond(
             topic_id: bytes, name: str, requested: m.ListOffsetsPartition
@@ -91,7 +97,11 @@ class OffsetsHandler:
     async def offsets_for_leader_epoch(
         self, request: m.OffsetsForLeaderEpochRequest, context: RequestContext
     ) -> m.OffsetsForLeaderEpochResponse:
-        """Return the end offset of a leader epoch of each partition (392-09)."""
+        """Return for each partition the largest epoch that is not above the requested one, and its end offset.
+
+        Consumers get an end offset of at most the high watermark (392-09). Errors: OFFSET_NOT_AVAILABLE while that is
+        unknown, those of `Replica.require_leader` and those of `HostedReplicas.require`.
+        """
 
         def respond(
             topic_id: bytes, name: str, requested: m.OffsetForLeaderPartition
@@ -123,10 +133,12 @@ class OffsetsHandler:
         )
 
     async def delete_records(self, request: m.DeleteRecordsRequest, context: RequestContext) -> m.DeleteRecordsResponse:
-        """Raise log starts, and respond when every ISR member has done the same or after the timeout.
+        """Raise log starts to the requested offsets (-1: the high watermark).
 
-        Errors: POLICY_VIOLATION for the metadata log, whose start only its snapshots raise (630-07);
-        OFFSET_OUT_OF_RANGE above the high watermark; REQUEST_TIMED_OUT.
+        Responds when every ISR member has done the same, or after `timeout_ms` with REQUEST_TIMED_OUT; the leader's log
+        start stays raised. Other errors: POLICY_VIOLATION for the metadata log, whose start only its snapshots raise
+        (630-07); OFFSET_OUT_OF_RANGE above the high watermark; NOT_LEADER_OR_FOLLOWER; those of
+        `HostedReplicas.require`.
         """
 
         async def delete(name: str, requested: m.DeleteRecordsPartition) -> m.DeleteRecordsPartitionResult:

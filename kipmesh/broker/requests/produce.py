@@ -35,7 +35,10 @@ least four bytes.
 
 
 class _Acks:
-    """The partitions of one request that wait for their replicas."""
+    """Waits until the batches of one acks=all request are replicated.
+
+    `codes` has the result of each finished partition by its index in the request.
+    """
 
     def __init__(self) -> None:
         self.codes: dict[int, ErrorCode] = {}
@@ -43,7 +46,10 @@ class _Acks:
         self._done: asyncio.Future[None] | None = None
 
     def add(self, index: int, replica: Replica, offset: int, leader_epoch: int) -> None:
-        """Wait until `offset`, appended in `leader_epoch`, is committed, under the number `index`."""
+        """Track partition `index` of the request until the record at `offset` is committed or can no longer be.
+
+        `leader_epoch` is the epoch of the append. Returns immediately.
+        """
 
         def done(code: ErrorCode) -> None:
             self.codes[index] = code
@@ -56,7 +62,7 @@ class _Acks:
             self._waiting[index] = (replica, waiter)
 
     async def wait(self, timeout_ms: int) -> None:
-        """Wait for all partitions. Those that are not done in time get REQUEST_TIMED_OUT."""
+        """Wait until `codes` has every partition. Those not finished after `timeout_ms` get REQUEST_TIMED_OUT."""
         if not self._waiting:
             return
         loop = asyncio.get_running_loop()
@@ -86,10 +92,12 @@ class ProduceHandler:
     _queued_bytes: int = field(default=0, init=False)
 
     async def produce(self, request: m.ProduceRequest, context: RequestContext) -> m.ProduceResponse:
-        """Append the batch of each partition and respond when `acks` is satisfied. Errors are per partition.
+        """Append the batch of each partition and respond when `acks` is satisfied.
 
-        All partitions get INVALID_REQUIRED_ACKS, INVALID_REQUEST for a transactional id, or THROTTLING_QUOTA_EXCEEDED
-        above `queued.max.request.bytes`.
+        Errors are returned per partition. All partitions get the same code if `acks` is not -1, 0 or 1
+        (INVALID_REQUIRED_ACKS), the request has a transactional id (INVALID_REQUEST), or it and the pending requests
+        exceed `queued.max.request.bytes` (THROTTLING_QUOTA_EXCEEDED). A request of any size is accepted if none is
+        pending.
         """
         size = sum(len(data.records) for topic in request.topic_data for data in topic.partition_data)
         refusal = self._refusal(request, size)
@@ -173,7 +181,7 @@ class ProduceHandler:
 
 
 def _check_not_internal(replica: Replica) -> None:
-    """Raise KafkaError with INVALID_TOPIC_EXCEPTION for topics that only brokers write."""
+    """Raise KafkaError with INVALID_TOPIC_EXCEPTION if only brokers may write to the replica's topic."""
     if replica.topic in INTERNAL_TOPICS:
         raise KafkaError(
             ErrorCode.INVALID_TOPIC_EXCEPTION, f"only brokers may write to the internal topic {replica.topic}"
@@ -181,9 +189,10 @@ def _check_not_internal(replica: Replica) -> None:
 
 
 def _check_header(batch: bytes | memoryview) -> None:
-    """Refuse batches that the log, which does not decode records, would accept. Raises KafkaError.
+    """Raise KafkaError for invalid batches that the log would accept because it does not decode records.
 
-    More records than the bytes can hold, however compressed, would use up offsets and stop readers that count them.
+    Codes: INVALID_REQUEST if transactional; INVALID_RECORD if the record count exceeds what the bytes can hold even
+    when decompressed; CORRUPT_MESSAGE if the CRC of such a batch is wrong or the header cannot be parsed.
     """
     header = record_batch.parse_header(batch)
     expansion = _EXPANSION_MAX.get(header.compression)
@@ -204,7 +213,7 @@ def _error(data: m.PartitionProduceData, error: KafkaError) -> m.PartitionProduc
 
 
 def _respond(request: m.ProduceRequest, responses: Sequence[m.PartitionProduceResponse]) -> m.ProduceResponse:
-    """Group the responses of all partitions, in the order of the request, by topic."""
+    """Return the whole response from the responses of the partitions, which are in the order of the request."""
     remaining = iter(responses)
     return m.ProduceResponse(
         [

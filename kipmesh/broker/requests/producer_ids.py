@@ -26,7 +26,7 @@ ALLOCATE_TIMEOUT_S = 5.0
 
 
 class ProducerIdsHandler:
-    """Responds to InitProducerId. Belongs to the event loop."""
+    """Responds to InitProducerId. Belongs to the event loop. `broker_epoch` returns the epoch of the registration."""
 
     def __init__(self, broker_id: int, channel: ControllerChannel, broker_epoch: Callable[[], int]) -> None:
         self._broker_id = broker_id
@@ -40,8 +40,8 @@ class ProducerIdsHandler:
     ) -> m.InitProducerIdResponse:
         """Return a new producer id with epoch 0.
 
-        Errors: INVALID_REQUEST for a transactional id or an id without an epoch; COORDINATOR_NOT_AVAILABLE, which
-        clients retry, if no controller responds.
+        Errors: INVALID_REQUEST for a transactional id, or if only one of producer id and epoch is set;
+        COORDINATOR_NOT_AVAILABLE, which clients retry, if no controller responds in time or the controller refuses.
         """
         refusal = _refusal(request)
         if refusal:

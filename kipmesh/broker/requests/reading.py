@@ -22,12 +22,12 @@ from kipmesh.messages import EpochEndOffset, FetchPartition, PartitionData
 
 
 class Consumer(NamedTuple):
-    """A client that is not a broker."""
+    """The consumer that sent a fetch, and how replicas may serve it."""
 
     replica_id: int = CONSUMER_ID
     client: ClientMetadata = ClientMetadata()
     names_rack: bool = True
-    """Whether its protocol version can name a rack. Otherwise only leaders serve it."""
+    """Whether the client's protocol version can name a rack. Otherwise only leaders serve it."""
     may_be_redirected: bool = False
 
 
@@ -38,7 +38,7 @@ def partition_data(
     preferred_read_replica: int = -1,
     records: bytes = b"",
 ) -> PartitionData:
-    """Build a partition's response. Each has the log start offset and the high watermark (392-07)."""
+    """Return the response for one partition, with its log start offset and the leader's high watermark (392-07)."""
     high_watermark = replica.leader_high_watermark
     # Positional arguments: hot path.
     return PartitionData(
@@ -57,7 +57,9 @@ def partition_data(
 
 
 def _divergence(replica: Replica, request: FetchPartition) -> PartitionData | None:
-    """Return the response for a reader whose log diverges from this one, or None. Raises OFFSET_OUT_OF_RANGE.
+    """Return the response for a reader whose log diverges from this one, or None if it does not.
+
+    Raises KafkaError with OFFSET_OUT_OF_RANGE if no epoch of this log is at or below the reader's last fetched one.
 
     The reader ignores the response's high watermark. A last stable offset of -1, which no reader has, makes the session
     send both again (227-08).
@@ -83,6 +85,7 @@ def read_for_follower(
 ) -> PartitionRead:
     """Return what broker `replica_id` fetches from this leader, up to the log end, and record its position.
 
+    Errors are in the result.
     A follower outside the ISR is read `again` in each fetch until it is a member, because no event here may announce
     that it can join.
     """
@@ -114,7 +117,7 @@ def _records(
 
 
 class ConsumerReads:
-    """Reads for consumers, whatever the role of the replica."""
+    """Reads partitions for consumers, from leaders and followers."""
 
     def __init__(self, metrics: BrokerMetrics, selection: ReplicaSelection | None = None) -> None:
         self._metrics = metrics
@@ -123,9 +126,10 @@ class ConsumerReads:
     def read(
         self, replica: Replica, request: FetchPartition, consumer: Consumer, max_bytes: int, min_one_batch: bool
     ) -> PartitionRead:
-        """Return what applies first: an error, a divergence, a preferred read replica, an offset case, or records.
+        """Read one partition for a consumer.
 
-        Offset cases are 392-03 to 392-06.
+        The result has the first of these that applies: an error, a diverging epoch, a preferred read replica, an
+        offset without readable records (392-03 to 392-06), or records.
         """
         try:
             return self._read(replica, request, consumer, max_bytes, min_one_batch)

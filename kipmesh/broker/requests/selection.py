@@ -45,8 +45,8 @@ def peer_host(peer: str) -> str:
 class ReplicaSelection:
     """The replica selector of one broker, as configured.
 
-    Args: now_ms: monotonic clock, by which followers are judged. Raises InvalidConfigError if the plugin cannot be
-    loaded.
+    Args: now_ms: monotonic clock in ms, for the progress of followers. Raises InvalidConfigError if the plugin cannot
+    be loaded.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ReplicaSelection:
         configs = config.as_dict() | dict(config.replica_selector_configs)
         self._selector = GuardedSelector(load_selector(config.replica_selector_class, configs), self._failed)
         self.close = self._selector.close
-        """Close the plugin."""
+        """Close the selector plugin."""
         if not config.replica_selector_class:
             for key, is_set in (
                 ("replica.selection.mode", config.replica_selection_mode != "fetch"),
@@ -85,18 +85,21 @@ class ReplicaSelection:
             )
 
     def client(self, rack_id: str, context: RequestContext) -> ClientMetadata:
-        """Return the client's metadata as plugins receive it."""
+        """Return the client's metadata for the selector plugin. The host is empty if the client names no rack."""
         host = peer_host(context.peer) if rack_id else ""
         return ClientMetadata(rack_id, context.client_id, host, "", context.listener or self._listener)
 
     def redirects(self, replica_id: int, client: ClientMetadata) -> bool:
-        """Whether leaders on this broker may redirect this client's fetches."""
+        """Whether leaders on this broker may redirect this client's fetches. Always False in mode `metadata`.
+
+        `replica_id` is the one in the client's requests.
+        """
         return self._mode == "fetch" and may_redirect(replica_id, client, self._selector)
 
     def by_leader(
         self, replica: Replica, leader: PartitionLeader, client: ClientMetadata, replica_id: int, fetch_offset: int
     ) -> int:
-        """Mode `fetch`: return the replica that should serve the fetch, -1 for this leader (392-13)."""
+        """Return a fetch's preferred read replica in mode `fetch`, or -1 if this leader should serve it (392-13)."""
         topic_id, partition = replica.topic_id, replica.partition
         state = self._hosted_replicas.image.partition(topic_id, partition)
         return redirect_by_leader(
@@ -113,13 +116,16 @@ class ReplicaSelection:
         )
 
     def advises(self, rack_id: str) -> bool:
-        """Whether Metadata responses for clients in this rack name preferred replicas."""
+        """Whether Metadata responses for clients in this rack name preferred replicas.
+
+        False in mode `fetch`, for an empty rack, and if the selector always returns the leader.
+        """
         return self._mode == "metadata" and bool(rack_id) and not self._selector.always_leader
 
     def by_metadata(
         self, topic: str, topic_id: bytes, partition: int, state: PartitionState, client: ClientMetadata
     ) -> int:
-        """Mode `metadata`: return the replica that Metadata names, -1 for the leader (392-15).
+        """Return the preferred replica in a Metadata response in mode `metadata`, or -1 for the leader (392-15).
 
         Offsets and times are known, and passed to the selector, only where this broker leads.
         """

@@ -40,9 +40,10 @@ PROBES_MAX = 16
 
 @dataclass(eq=False)
 class UnreachableLeaders:
-    """The leaders that this broker cannot reach, each until its hold of `hold_s` is over.
+    """The leaders that this broker cannot reach, and until when responses that name them are held.
 
-    Belongs to the event loop. True if there are any.
+    A hold lasts `hold_s` seconds. An expired one stays recorded until the leader is reachable again. The object is true
+    if there are any leaders. Belongs to the event loop.
     """
 
     now_s: Callable[[], float]
@@ -63,7 +64,7 @@ class UnreachableLeaders:
             self.remove({leader_id})
 
     def add(self, leader_id: int) -> None:
-        """Start the hold of a leader, unless it has one."""
+        """Start the hold of a leader, unless it has one, even an expired one."""
         self._held_until_s.setdefault(leader_id, self.now_s() + self.hold_s)
 
     def record_probe(self, broker_id: int, has_refused: bool) -> None:
@@ -77,14 +78,14 @@ class UnreachableLeaders:
             del self._held_until_s[broker_id]
 
     def remove(self, broker_ids: Collection[int]) -> None:
-        """End the holds of brokers that are reachable or have newer metadata."""
+        """End the holds of brokers, because they are reachable or their metadata changed, and wake waiters."""
         for broker_id in broker_ids & self._held_until_s.keys():
             del self._held_until_s[broker_id]
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def wait(self, leaders: Callable[[], AbstractSet[int]], limit_s: float) -> None:
-        """Wait while one of the leaders is held, at most `limit_s`.
+        """Wait while one of the leaders is held, at most `limit_s` seconds.
 
         `leaders` returns the leaders of the requested topics in the current metadata.
         """
@@ -104,8 +105,9 @@ class UnreachableLeaders:
 class LeaderProbes:
     """Probes leaders that a response is about to name. Belongs to the event loop.
 
-    Args: address: returns a broker's inter-broker address; on_probed: receives the broker and whether it refused;
-    refuses: probes an address within a timeout in seconds.
+    Args: address: returns a broker's inter-broker address, or None if it is unknown; on_probed: receives the broker id
+    and whether it refused a connection; refuses: returns whether an address refuses, given a timeout in seconds;
+    `LivenessProber.refuses` by default.
     """
 
     address: Callable[[int], Address | None]
@@ -120,7 +122,10 @@ class LeaderProbes:
         self._running: dict[int, asyncio.Task[None]] = {}
 
     async def probe(self, broker_ids: Collection[int]) -> None:
-        """Probe each broker, once for all concurrent requests. Does nothing for more than `PROBES_MAX` brokers."""
+        """Probe each broker that has not just been probed, and wait for the results. Concurrent requests share probes.
+
+        Does nothing for more than `PROBES_MAX` brokers.
+        """
         if len(broker_ids) > PROBES_MAX:
             return
         now_s = self.now_s()
@@ -144,7 +149,7 @@ class LeaderProbes:
             self._fresh_until[broker_id] = now_s + (FRESH_S if now_s - begin_s < PROBE_TIMEOUT_S / 2 else SLOW_S)
 
     async def stop(self) -> None:
-        """Cancel the running probes."""
+        """Cancel the running probes and wait until they have ended."""
         self._prober.close()
         running = list(self._running.values())
         for task in running:
@@ -162,7 +167,7 @@ class UnreachableLeaderGate:
     probes: LeaderProbes
     now_s: Callable[[], float]
     linger_s: float
-    """How long a broker stays listed after it was fenced."""
+    """Seconds that a broker stays listed after it was fenced."""
     listeners: Collection[str]
     """Names of the Kafka listeners. Only their clients see fenced brokers and cause probes."""
 
@@ -171,14 +176,14 @@ class UnreachableLeaderGate:
         self._listed_until_s: dict[int, float] = {}
 
     def metadata_changed(self, delta: MetadataDelta) -> None:
-        """Apply changed brokers of newly published metadata."""
+        """Record fenced brokers of newly published metadata, and end the holds of all changed brokers."""
         if delta.changed_brokers:
             self._update_fenced()
         if self.unreachable:
             self.unreachable.remove(delta.changed_brokers)
 
     def _update_fenced(self) -> None:
-        """Record brokers that were fenced. A broker that shut down cleanly led nothing and is not listed longer."""
+        """Record brokers that were fenced. A broker that shut down cleanly led nothing and is no longer listed."""
         brokers, now_s = self.hosted_replicas.image.brokers, self.now_s()
         unfenced = {broker.broker_id for broker in brokers.values() if not broker.fenced}
         for broker_id in self._unfenced - unfenced:
@@ -190,14 +195,17 @@ class UnreachableLeaderGate:
         self._unfenced = unfenced
 
     async def hold(self, leaders: Callable[[], AbstractSet[int]], listener: str, limit_s: float) -> None:
-        """Wait while a leader of the requested topics is unreachable, at most `limit_s`."""
+        """Wait while one of `leaders()` is unreachable, at most `limit_s` seconds.
+
+        If `listener` is a Kafka listener, the leaders are probed first.
+        """
         if listener in self.listeners:
             await self.probes.probe(leaders() - {self.broker_id, NO_LEADER})
         if self.unreachable:
             await self.unreachable.wait(leaders, limit_s)
 
     def lingering(self, listener: str) -> Iterable[int]:
-        """Return the fenced brokers that responses on a listener still list; none while this broker is fenced."""
+        """Return the ids of fenced brokers that a listener's responses still list; none while this broker is fenced."""
         if listener not in self.listeners or not self._listed_until_s or self.broker_id not in self._unfenced:
             return ()
         now_s, brokers = self.now_s(), self.hosted_replicas.image.brokers
