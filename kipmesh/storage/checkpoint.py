@@ -1,7 +1,7 @@
 """Kafka's small files: offset and epoch checkpoints, `partition.metadata`, `meta.properties`, clean-shutdown marker.
 
 Checkpoints are text: a line with the version (0), a line with the number of entries, and a line per entry. Every file
-is replaced atomically: after a crash it has its old or its new content.
+except `partition.metadata` is replaced atomically: after a crash it has its old or its new content.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RECOVERY_POINT_CHECKPOINT = "recovery-point-offset-checkpoint"
 LOG_START_CHECKPOINT = "log-start-offset-checkpoint"
 HIGH_WATERMARK_CHECKPOINT = "replication-offset-checkpoint"
 CLEANER_CHECKPOINT = "cleaner-offset-checkpoint"
-"""Offset up to which each log is compacted."""
+"""Name of the checkpoint of the offsets below which the logs are compacted."""
 OFFSET_CHECKPOINTS = (RECOVERY_POINT_CHECKPOINT, LOG_START_CHECKPOINT, HIGH_WATERMARK_CHECKPOINT)
 LEADER_EPOCH_CHECKPOINT = "leader-epoch-checkpoint"
 META_PROPERTIES = "meta.properties"
@@ -31,9 +31,9 @@ TopicPartition = tuple[str, int]
 
 
 def _read_entries(fs: FileSystem, path: str, *types: type[str | int]) -> list[tuple[Any, ...]]:
-    """Return the entries of a checkpoint, with words of these types; none if the file does not exist.
+    """Return the entries of a checkpoint as tuples, with words converted to `types`; [] if it is missing or empty.
 
-    Raises OSError, CorruptRecordError.
+    Raises OSError; CorruptRecordError for an unknown version, a wrong number of entries or an invalid entry.
     """
     try:
         lines = read_file(fs, path).decode().splitlines()
@@ -59,19 +59,22 @@ def _format_lines(lines: Iterable[str]) -> bytes:
 
 
 def read_offsets(fs: FileSystem, path: str) -> dict[TopicPartition, int]:
-    """Read an offset checkpoint; empty if the file does not exist. Raises OSError, CorruptRecordError."""
+    """Return an offset checkpoint as a dict of (topic, partition) to offset; {} if the file is missing or empty.
+
+    Raises OSError, CorruptRecordError.
+    """
     return {(topic, partition): offset for topic, partition, offset in _read_entries(fs, path, str, int, int)}
 
 
 def write_offsets(fs: FileSystem, path: str, offsets: Mapping[TopicPartition, int]) -> None:
-    """Replace an offset checkpoint. Raises OSError."""
+    """Replace an offset checkpoint atomically and durably. Raises OSError."""
     write_atomic(fs, path, _format_lines(f"{topic} {part} {offset}" for (topic, part), offset in offsets.items()))
 
 
 def read_epochs(fs: FileSystem, directory: str) -> tuple[tuple[int, int], ...]:
-    """Return (epoch, start offset) pairs of a log; empty if there is no checkpoint.
+    """Return the (epoch, start offset) pairs of the log in `directory`; () if there is no checkpoint or it is empty.
 
-    Raises OSError, CorruptRecordError.
+    Raises OSError; CorruptRecordError if the checkpoint is invalid or has a negative number.
     """
     path = f"{directory}/{LEADER_EPOCH_CHECKPOINT}"
     entries = tuple((epoch, offset) for epoch, offset in _read_entries(fs, path, int, int))
@@ -81,25 +84,31 @@ def read_epochs(fs: FileSystem, directory: str) -> tuple[tuple[int, int], ...]:
 
 
 def write_epochs(fs: FileSystem, directory: str, entries: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """Replace the leader epoch checkpoint and return `entries`. The caller syncs the directory. Raises OSError."""
+    """Replace the leader epoch checkpoint of the log in `directory` atomically. Return `entries`.
+
+    The new file is durable after the caller has synced the directory. Raises OSError.
+    """
     lines = _format_lines(f"{epoch} {offset}" for epoch, offset in entries)
     write_atomic(fs, f"{directory}/{LEADER_EPOCH_CHECKPOINT}", lines, sync_dir=False)
     return entries
 
 
 def uuid_text(identity: bytes) -> str:
-    """Encode a 16-byte id as Kafka does: URL-safe base64 without padding."""
+    """Return the text of a 16-byte id as Kafka writes it: URL-safe base64 without padding."""
     return base64.urlsafe_b64encode(identity).decode().rstrip("=")
 
 
 def write_partition_metadata(fs: FileSystem, directory: str, topic_id: bytes) -> None:
-    """Write `partition.metadata` without sync, see `kipmesh.storage.log.log_loader`. Raises OSError."""
+    """Write `partition.metadata` with the topic id, neither atomically nor synced. Raises OSError.
+
+    `kipmesh.storage.log.log_loader` explains why.
+    """
     content = f"version: 0\ntopic_id: {uuid_text(topic_id)}".encode()
     write_file(fs, f"{directory}/{PARTITION_METADATA}", content, sync=False)
 
 
 def parse_uuid(text: str) -> bytes:
-    """Decode an id written by `uuid_text`; b"" if it is invalid."""
+    """Return the 16 bytes of an id written by `uuid_text`, or b"" if the text is invalid."""
     try:
         identity = base64.urlsafe_b64decode(text.strip() + "==")
     except ValueError:
@@ -108,7 +117,10 @@ def parse_uuid(text: str) -> bytes:
 
 
 def parse_partition_metadata(data: bytes) -> bytes:
-    """Return the topic id, or b"" if the content is incomplete, which a crash may cause."""
+    """Return the topic id (16 bytes) in the content of `partition.metadata`.
+
+    Returns b"" if the content is invalid or incomplete, which a crash may cause.
+    """
     try:
         fields = dict(line.split(": ", 1) for line in data.decode().splitlines() if line)
     except ValueError:
@@ -117,7 +129,7 @@ def parse_partition_metadata(data: bytes) -> bytes:
 
 
 class MetaProperties(NamedTuple):
-    """Cluster, node and id that a data directory belongs to."""
+    """Content of `meta.properties`: the cluster and node of a data directory, and its own id ("" if missing)."""
 
     cluster_id: str
     node_id: int
@@ -125,9 +137,9 @@ class MetaProperties(NamedTuple):
 
 
 def read_meta_properties(fs: FileSystem, directory: str) -> MetaProperties | None:
-    """Read `meta.properties`; None for a new directory.
+    """Return the content of `meta.properties` in a data directory, or None if there is no such file.
 
-    Raises OSError, CorruptRecordError if the file is incomplete.
+    Raises OSError; CorruptRecordError if `cluster.id` or `node.id` is missing, or `node.id` is not an integer.
     """
     path = f"{directory}/{META_PROPERTIES}"
     try:
@@ -146,7 +158,7 @@ def read_meta_properties(fs: FileSystem, directory: str) -> MetaProperties | Non
 
 
 def write_meta_properties(fs: FileSystem, directory: str, properties: MetaProperties) -> None:
-    """Assign the directory to a node. Raises OSError."""
+    """Replace `meta.properties` durably, which assigns the data directory to a cluster and node. Raises OSError."""
     lines = [
         "#",
         f"cluster.id={properties.cluster_id}",
@@ -159,7 +171,11 @@ def write_meta_properties(fs: FileSystem, directory: str, properties: MetaProper
 
 
 def read_clean_shutdown(fs: FileSystem, directory: str) -> int | None:
-    """Return the broker epoch of the last clean stop: -1 if unreadable, None after an unclean stop. Raises OSError."""
+    """Return the broker epoch in the clean-shutdown marker of a data directory.
+
+    Returns None if there is no marker, because the last stop was unclean, and -1 if the marker has no valid epoch.
+    Raises OSError.
+    """
     try:
         content = json.loads(read_file(fs, f"{directory}/{CLEAN_SHUTDOWN}"))
         return int(content["brokerEpoch"])
@@ -170,13 +186,16 @@ def read_clean_shutdown(fs: FileSystem, directory: str) -> int | None:
 
 
 def write_clean_shutdown(fs: FileSystem, directory: str, broker_epoch: int) -> None:
-    """Mark everything in the directory as complete and durable. Raises OSError."""
+    """Write the clean-shutdown marker durably: everything in the directory is complete and durable.
+
+    `broker_epoch`: stored in the marker, -1 if unknown. Raises OSError.
+    """
     content = json.dumps({"version": 0, "brokerEpoch": broker_epoch}, separators=(",", ":"))
     write_atomic(fs, f"{directory}/{CLEAN_SHUTDOWN}", content.encode())
 
 
 def remove_clean_shutdown(fs: FileSystem, directory: str) -> None:
-    """Remove the clean-shutdown marker durably. Raises OSError."""
+    """Remove the clean-shutdown marker durably, if there is one. Raises OSError."""
     if fs.exists(f"{directory}/{CLEAN_SHUTDOWN}"):
         fs.remove(f"{directory}/{CLEAN_SHUTDOWN}")
         fs.sync_dir(os.path.normpath(directory))

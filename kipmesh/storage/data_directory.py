@@ -45,7 +45,7 @@ class DirectoryContents(NamedTuple):
 
 @dataclass(slots=True)
 class DataDirectory:
-    """One data directory, see the module."""
+    """One data directory of a node, online or offline."""
 
     path: str
     directory_id: bytes = b""
@@ -61,35 +61,44 @@ class DataDirectory:
 
     @property
     def is_online(self) -> bool:
-        """Whether the directory may be used."""
+        """Whether the directory was opened and has not failed since."""
         return self.error is None
 
     def set_offline(self, error: StorageError) -> None:
-        """Set the directory offline and release its lock. Keeps the first error."""
+        """Set the directory offline because of `error`, and release its lock.
+
+        If it is offline already, keeps the first error.
+        """
         self.error = self.error or error
         self.release()
 
     def release(self) -> None:
-        """Release the lock. Idempotent."""
+        """Release the lock, if it is held. Ignores errors."""
         lock, self.lock = self.lock, None
         if lock is not None:
             with contextlib.suppress(OSError):
                 lock.release()
 
     def is_missing(self, fs: FileSystem) -> bool:
-        """Return whether the directory was removed or unmounted.
+        """Return whether the directory was removed or unmounted: it has no `meta.properties`.
 
         Open files would still accept writes, which would be lost.
         """
         return not fs.exists(f"{self.path}/{checkpoint.META_PROPERTIES}")
 
     def check_exists(self, fs: FileSystem) -> None:
-        """Raise FileNotFoundError if the directory was removed or unmounted. Never recreate it below a mount point."""
+        """Raise FileNotFoundError if the directory was removed or unmounted.
+
+        The caller must not recreate it, because the new directory could be below a mount point.
+        """
         if self.is_missing(fs):
             raise FileNotFoundError(errno.ENOENT, "the data directory is missing", self.path)
 
     def read_contents(self, fs: FileSystem) -> DirectoryContents:
-        """Read checkpoints and list logs. Removes deleted logs. Raises OSError."""
+        """Return the logs and checkpoints in the directory. A corrupt checkpoint counts as empty.
+
+        Also removes the directories of deleted logs and sets `first_dirty_offsets`. Raises OSError.
+        """
         recovery_points = self._offsets(fs, checkpoint.RECOVERY_POINT_CHECKPOINT)
         log_starts = self._offsets(fs, checkpoint.LOG_START_CHECKPOINT)
         high_watermarks = self._offsets(fs, checkpoint.HIGH_WATERMARK_CHECKPOINT)
@@ -105,7 +114,7 @@ class DataDirectory:
         return DirectoryContents(logs, high_watermarks, checkpointed | self.first_dirty_offsets.keys())
 
     def write_first_dirty(self, fs: FileSystem, offsets: Mapping[TopicPartition, int]) -> None:
-        """Checkpoint the offsets up to which logs are compacted, if they changed. Raises OSError."""
+        """Checkpoint the offsets below which logs are compacted, if they changed. Omits offset 0. Raises OSError."""
         values = {key: offset for key, offset in offsets.items() if offset > 0}
         if values != self.first_dirty_offsets:
             checkpoint.write_offsets(fs, f"{self.path}/{checkpoint.CLEANER_CHECKPOINT}", values)
@@ -120,10 +129,11 @@ class DataDirectory:
 
 
 def open_directory(fs: FileSystem, path: str, cluster_id: str, node_id: int) -> DataDirectory:
-    """Create the directory if missing, lock it, and read and remove its clean-shutdown marker.
+    """Return the data directory, online: created if missing, locked, and without its clean-shutdown marker.
 
-    Raises OSError; StorageError if another process has locked it; CorruptRecordError if `meta.properties` is
-    incomplete; KafkaError(INCONSISTENT_CLUSTER_ID) or InvalidConfigError if it belongs to another cluster or node.
+    The result has the epoch from the marker. Raises OSError; StorageError if the directory is locked, usually by
+    another process; CorruptRecordError if `meta.properties` is invalid; KafkaError(INCONSISTENT_CLUSTER_ID) if it
+    belongs to another cluster; InvalidConfigError if it belongs to another node.
     """
     fs.make_dirs(path)
     try:
@@ -141,7 +151,10 @@ def open_directory(fs: FileSystem, path: str, cluster_id: str, node_id: int) -> 
 
 
 def _identify(fs: FileSystem, path: str, cluster_id: str, node_id: int) -> bytes:
-    """Return the directory id, assigning one if there is none."""
+    """Return the directory id. Assigns the directory to the node if it has no `meta.properties` or no id.
+
+    Raises as `open_directory`, except for the lock.
+    """
     properties = checkpoint.read_meta_properties(fs, path)
     if properties is not None and properties.cluster_id != cluster_id:
         raise KafkaError(
@@ -173,7 +186,7 @@ def _sync_parents(fs: FileSystem, path: str) -> None:
 
 
 def check_no_duplicates(logs: Iterable[tuple[str, TopicPartition]]) -> None:
-    """Raise StorageError, naming all of them, if logs are in more than one data directory.
+    """Raise StorageError if a log is in more than one data directory. The message names all such logs.
 
     `logs`: pairs of data directory path and partition.
     """
@@ -193,7 +206,7 @@ def check_no_duplicates(logs: Iterable[tuple[str, TopicPartition]]) -> None:
 
 
 def _check_disjoint(paths: Sequence[str]) -> None:
-    """Raise InvalidConfigError if paths are missing, repeated or nested."""
+    """Raise InvalidConfigError if there are no paths, or if paths are repeated or nested."""
     absolute = [os.path.abspath(path) for path in paths]
     for path, where in zip(paths, absolute, strict=True):
         for other, place in zip(paths, absolute, strict=True):
@@ -209,9 +222,10 @@ class DataDirectories:
     def __init__(
         self, fs: FileSystem, log_dirs: Sequence[str], metadata_dir: str, on_failed: OnDirectoryFailed | None
     ) -> None:
-        """`metadata_dir`: where the metadata log is created, "" for the first of `log_dirs`.
+        """`log_dirs`: directories for the logs of partitions. `metadata_dir`: where the metadata log is created.
 
-        Raises InvalidConfigError.
+        If `metadata_dir` is "", that is the first of `log_dirs`. `on_failed`: see OnDirectoryFailed. Raises
+        InvalidConfigError if `log_dirs` is empty, or has repeated or nested paths.
         """
         self.paths = [path.rstrip("/") or "/" for path in log_dirs]
         """Directories for the logs of partitions."""
@@ -235,13 +249,14 @@ class DataDirectories:
 
     @property
     def for_partitions(self) -> list[DataDirectory]:
-        """All directories except one that is only for the metadata log."""
+        """All directories for logs of partitions, online or not. Omits one that is only for the metadata log."""
         return [directory for directory in self._directories if directory.path in self.paths]
 
     def open_all(self, cluster_id: str, node_id: int) -> None:
-        """Open all directories; those that fail are offline.
+        """Open all directories. One that fails with an OSError stays offline.
 
-        Raises OSError if the directory of the metadata log cannot be opened, KafkaError as `open_directory`.
+        Raises that OSError if it is the directory of the metadata log, and the KafkaErrors of `open_directory` for any
+        directory.
         """
         for path in dict.fromkeys((*self.paths, self.metadata_path)):
             try:
@@ -261,15 +276,15 @@ class DataDirectories:
 
     @property
     def clean_epoch(self) -> int:
-        """Broker epoch of the last stop if it was clean in every directory, else -1."""
+        """Broker epoch of the last stop, if it was clean in every directory and all are online, else -1."""
         epochs = {directory.clean_epoch if directory.is_online else None for directory in self._directories}
         epoch = epochs.pop() if len(epochs) == 1 else None
         return -1 if epoch is None else epoch
 
     def for_new_log(self, *, is_metadata: bool) -> DataDirectory:
-        """Return the online directory with the fewest logs, or the metadata log's directory.
+        """Return the directory for a new log: the online one with the fewest logs, or the metadata log's directory.
 
-        Raises StorageError if none is online.
+        Raises StorageError if no such directory is online.
         """
         paths = [self.metadata_path] if is_metadata else self.paths
         directories = [directory for directory in self.online if directory.path in paths]
@@ -278,18 +293,21 @@ class DataDirectories:
         return min(directories, key=lambda directory: directory.log_count)
 
     def report_failure(self, path: str, error: StorageError) -> None:
-        """Report that a log in the directory failed permanently."""
+        """Call `on_failed`, if set, because a log in the directory failed permanently."""
         if self._on_failed:
             self._on_failed(path, error)
 
     def report_io_error(self, directory: DataDirectory, error: OSError, raised: StorageError) -> StorageError:
-        """Report an I/O error of a directory if its disk failed or it is missing. Return `raised`."""
+        """Call `on_failed` if `error` means that the disk failed, or if the directory is missing. Return `raised`.
+
+        Other errors, for example a full disk, are not reported.
+        """
         if is_broken(error) or directory.is_missing(self._fs):
             self.report_failure(directory.path, raised)
         return raised
 
     def release(self) -> None:
-        """Release the locks of all directories."""
+        """Release the locks of all directories, and forget the directories."""
         for directory in self._directories:
             directory.release()
         self._directories.clear()

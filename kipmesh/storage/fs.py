@@ -33,19 +33,19 @@ _BROKEN = frozenset(
 
 
 class StorageError(KafkaError):
-    """The disk failed or is full. Clients receive KAFKA_STORAGE_ERROR."""
+    """The disk or data directory failed, is full, offline or locked. Clients receive KAFKA_STORAGE_ERROR."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.KAFKA_STORAGE_ERROR, message)
 
 
 def is_no_space(error: OSError) -> bool:
-    """Return whether the disk or quota is full, a transient error."""
+    """Return whether the disk or quota is full (ENOSPC, EDQUOT), a transient error."""
     return error.errno in _NO_SPACE
 
 
 def is_broken(error: OSError) -> bool:
-    """Return whether the disk itself failed, rather than a file or this process.
+    """Return whether the disk itself failed (for example EIO, EROFS), rather than a file or this process.
 
     The data directory then goes offline.
     """
@@ -53,7 +53,7 @@ def is_broken(error: OSError) -> bool:
 
 
 class FileStat(NamedTuple):
-    """Size, modification time and kind of a directory entry."""
+    """Size, modification time (ms since 1970) and kind of a directory entry."""
 
     size_bytes: int
     modified_ms: int
@@ -67,16 +67,16 @@ class File(Protocol):
         """Return `size` bytes, fewer only at the end of the file."""
 
     def write_at(self, data: Buffer, position: int) -> None:
-        """Write all of `data`. An OSError may follow a partial write."""
+        """Write all of `data` at `position`, extending the file if needed. An OSError may follow a partial write."""
 
     def truncate(self, size: int) -> None:
-        """Truncate to `size` bytes."""
+        """Set the size to `size` bytes. A shorter file is extended with zeros."""
 
     def size(self) -> int:
         """Return the size in bytes."""
 
     def sync(self) -> None:
-        """Make written data durable (fdatasync)."""
+        """Make written data durable (fdatasync), but not the name of the file."""
 
     def close(self) -> None:
         """Close the file. Idempotent."""
@@ -93,13 +93,13 @@ class FileSystem(Protocol):
     """File-system operations that storage needs. Paths are strings. Methods raise OSError."""
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open for reading and writing. Raises FileNotFoundError unless `create`."""
+        """Open a file for reading and writing. Raises FileNotFoundError if it is missing, unless `create` is set."""
 
     def exists(self, path: str, /) -> bool:
         """Return whether the file or directory exists."""
 
     def list_dir(self, path: str) -> dict[str, FileStat]:
-        """Return the entries of a directory by name."""
+        """Return the entries of a directory: a dict of name to FileStat."""
 
     def make_dirs(self, path: str) -> None:
         """Create the directory and its parents if missing."""
@@ -108,26 +108,26 @@ class FileSystem(Protocol):
         """Rename atomically, replacing an existing file."""
 
     def remove(self, path: str, /) -> None:
-        """Remove a file."""
+        """Remove a file. Raises FileNotFoundError if it does not exist."""
 
     def remove_tree(self, path: str) -> None:
         """Remove a directory and its content. Does nothing if it does not exist."""
 
     def sync_dir(self, path: str) -> None:
-        """Make the names in a directory durable."""
+        """Make the names in a directory durable: created, renamed and removed entries."""
 
     def lock(self, path: str) -> FileLock:
-        """Lock the file, creating it if missing. Raises BlockingIOError if it is locked."""
+        """Lock the file without waiting, creating it if missing. Raises BlockingIOError if it is already locked."""
 
 
 def read_file(fs: FileSystem, path: str) -> bytes:
-    """Read a small file. Raises FileNotFoundError, OSError."""
+    """Return the content of a small file. Raises FileNotFoundError if it is missing, or another OSError."""
     with contextlib.closing(fs.open(path)) as file:
         return file.read_at(file.size(), 0)
 
 
 def write_file(fs: FileSystem, path: str, data: bytes, *, sync: bool) -> None:
-    """Write a small file, not atomically. Raises OSError."""
+    """Create or overwrite a small file, not atomically. `sync`: make its content durable. Raises OSError."""
     with contextlib.closing(fs.open(path, create=True)) as file:
         file.truncate(0)
         file.write_at(data, 0)
@@ -136,9 +136,10 @@ def write_file(fs: FileSystem, path: str, data: bytes, *, sync: bool) -> None:
 
 
 def write_atomic(fs: FileSystem, path: str, data: bytes, *, sync_dir: bool = True) -> None:
-    """Replace a small file atomically and durably. Raises OSError.
+    """Create or replace a small file atomically and durably.
 
-    Without `sync_dir` the caller must sync the directory before it relies on the new content.
+    Without `sync_dir` the caller must sync the directory before it relies on the new content. Raises OSError; unless
+    the sync of the directory failed, the file then has its old content.
     """
     temporary = path + ".tmp"
     try:
@@ -153,12 +154,12 @@ def write_atomic(fs: FileSystem, path: str, data: bytes, *, sync_dir: bool = Tru
 
 
 class RealFileSystem:
-    """The operating system's file system, see FileSystem."""
+    """A `FileSystem` on the files of the operating system."""
 
     access = os.O_RDWR
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """See FileSystem."""
+        """Open a file for reading and writing. Raises FileNotFoundError if it is missing, unless `create` is set."""
         flags = self.access | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         return _RealFile(os.open(path, flags, 0o644))
 
@@ -167,7 +168,7 @@ class RealFileSystem:
     remove = staticmethod(os.unlink)
 
     def list_dir(self, path: str) -> dict[str, FileStat]:
-        """See FileSystem."""
+        """Return a dict of name to FileStat, without entries that are removed meanwhile."""
         found = {}
         with os.scandir(path) as entries:
             for entry in entries:
@@ -177,7 +178,7 @@ class RealFileSystem:
         return found
 
     def make_dirs(self, path: str) -> None:
-        """See FileSystem."""
+        """Create the directory and its parents if missing."""
         try:
             os.mkdir(path)
         except FileExistsError:
@@ -187,12 +188,12 @@ class RealFileSystem:
             os.makedirs(path, exist_ok=True)
 
     def remove_tree(self, path: str) -> None:
-        """See FileSystem."""
+        """Remove a directory and its content. Does nothing if it does not exist."""
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path)
 
     def sync_dir(self, path: str) -> None:
-        """See FileSystem."""
+        """Make the names in a directory durable (fsync)."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
@@ -200,7 +201,7 @@ class RealFileSystem:
             os.close(descriptor)
 
     def lock(self, path: str) -> FileLock:
-        """See FileSystem."""
+        """Lock the file with flock, creating it if missing. Raises BlockingIOError if it is already locked."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -248,7 +249,7 @@ class _RealFile:
 
 
 class OpenFiles:
-    """LRU cache of open files by path. Thread-safe."""
+    """LRU cache of at most `limit` open files, by path. Thread-safe."""
 
     def __init__(self, fs: FileSystem, limit: int = 1000) -> None:
         if limit < 1:
@@ -262,7 +263,10 @@ class OpenFiles:
         return len(self._files)
 
     def get(self, path: str, *, create: bool = False) -> File:
-        """Return the open file. Do not keep it. Raises FileNotFoundError unless `create`, OSError."""
+        """Return the open file for a path, opening it if it is not cached. Call `get` before each use.
+
+        Raises FileNotFoundError if the file is missing, unless `create` is set, or another OSError.
+        """
         with self._lock:
             file = self._files.get(path)
             if file is not None:
@@ -275,11 +279,11 @@ class OpenFiles:
             return file
 
     def forget(self, path: str) -> None:
-        """Drop a file that is renamed or removed."""
+        """Drop the file with this path, if it is cached. Call it when the file was renamed or removed."""
         with self._lock:
             self._files.pop(path, None)
 
     def close(self) -> None:
-        """Drop all files."""
+        """Drop all files. Each closes when its last user drops it."""
         with self._lock:
             self._files.clear()

@@ -45,7 +45,7 @@ _CLOSING_THREADS = 8
 
 
 class LogManager:
-    """All logs of a node, see the module."""
+    """Loads, creates, deletes, checkpoints and closes the logs of a node, see the module."""
 
     def __init__(
         self,
@@ -103,13 +103,13 @@ class LogManager:
         return MappingProxyType(self._logs)
 
     def get(self, topic: str, partition: int) -> Log | None:
-        """Return the log, or None. Includes the metadata log."""
+        """Return the log, or None if it does not exist or is offline. Includes the metadata log."""
         if topic == CLUSTER_METADATA_TOPIC:
             return self._metadata_log
         return self._logs.get((topic, partition))
 
     def directory_of(self, topic: str, partition: int) -> DataDirectory | None:
-        """Return the online data directory of the log, or None."""
+        """Return the online data directory of the log, or None if the log does not exist or is offline."""
         return self._directory_of.get((topic, partition))
 
     def _every_log(self) -> list[Log]:
@@ -123,8 +123,10 @@ class LogManager:
     def load(self, now_ms: int) -> None:
         """Lock the data directories and load every log. `now_ms` is wall-clock time.
 
-        Raises StorageError if the disk fails or another process uses a directory, KafkaError if a directory belongs to
-        another cluster or node.
+        Directories that cannot be read go offline, except that of the metadata log. Other errors release all
+        directories: StorageError if the disk of the metadata log fails, another process uses a directory or a log is in
+        two directories; CorruptRecordError for an invalid `meta.properties` or an unreadable segment;
+        KafkaError(INCONSISTENT_CLUSTER_ID) or InvalidConfigError if a directory belongs to another cluster or node.
         """
         try:
             self.directories.open_all(self._cluster_id, self._node_id)
@@ -189,9 +191,9 @@ class LogManager:
         return True
 
     def drop_damaged_metadata(self) -> None:
-        """Delete the damaged metadata log with its snapshots. `create` then starts an empty one.
+        """Delete the damaged metadata log with its snapshots, and clear `metadata_damage`.
 
-        Raises StorageError.
+        `create` then starts an empty log. Call it only if `metadata_damage` is set. Raises StorageError.
         """
         directory = self._damaged.rpartition("/")[0]
         try:
@@ -277,13 +279,14 @@ class LogManager:
     # -- partitions
 
     def create(self, topic: str, partition: int, topic_id: bytes, config: TopicConfig, now_ms: int) -> Log:
-        """Return the log of a partition, creating it if it does not exist.
+        """Return the log of a partition with this configuration, creating it if it does not exist.
 
-        A log whose `partition.metadata` was lost in a power failure gets `topic_id` if it is empty. Otherwise it is set
-        aside (`-stray`): it was never synced, and may belong to a deleted topic.
+        An existing log has no topic id if a power failure destroyed `partition.metadata`. If such a log has no records,
+        it gets `topic_id`. Otherwise its directory is renamed to a `-stray` directory and a new log is created, because
+        its records may belong to a deleted topic.
 
-        Raises KafkaError(INCONSISTENT_TOPIC_ID) if the log belongs to another topic id, StorageError if the disk fails
-        or the log is offline.
+        Raises KafkaError(INCONSISTENT_TOPIC_ID) if the log belongs to another topic id; StorageError if the disk fails
+        or is full, the log is in an offline directory, or no directory is online.
         """
         key = (topic, partition)
         self._check_not_offline(key, topic_id)
@@ -319,16 +322,19 @@ class LogManager:
             raise
 
     def delete(self, topic: str, partition: int, now_ms: int) -> None:
-        """Rename the log's directory, to be removed after `file.delete.delay.ms`. Raises StorageError."""
+        """Close the log and rename its directory to a `-delete` directory. Does nothing if there is no such log.
+
+        `remove_deleted` removes it after `file.delete.delay.ms`. Raises StorageError.
+        """
         log = self._logs.get((topic, partition))
         if log is not None:
             renamed = self._set_aside(log, "delete", f"cannot delete {topic}-{partition}")
             self._deleted.append((now_ms + log.config.file_delete_delay_ms, renamed))
 
     def set_aside(self, topic: str, partition: int) -> str | None:
-        """Rename the directory of a log to a `-stray` directory, which is kept for an operator. Return its path.
+        """Close a log that is not in the metadata and rename its directory to a `-stray` directory, for an operator.
 
-        For logs that are not in the metadata. Returns None if there is no such log. Raises StorageError.
+        Returns the new path, or None if there is no such log. Raises StorageError.
         """
         log = self._logs.get((topic, partition))
         if log is None:
@@ -365,7 +371,10 @@ class LogManager:
         self._stale.clear()
 
     def remove_deleted(self, now_ms: int) -> int:
-        """Remove directories and segments whose `file.delete.delay.ms` has passed. Return their number."""
+        """Remove directories of logs and files of segments whose `file.delete.delay.ms` has passed.
+
+        Returns the number of directories and files. Errors are logged.
+        """
         count = 0
         for due in [entry for entry in self._deleted if entry[0] <= now_ms]:
             self._deleted.remove(due)
@@ -379,9 +388,10 @@ class LogManager:
     # -- checkpoints
 
     def checkpoint_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
-        """Write the high watermarks, after making truncations durable. Others keep their last value.
+        """Write the high watermarks of these logs; other logs keep their last checkpointed value.
 
-        Raises StorageError.
+        First makes truncations durable. If that fails for a log, its checkpointed value is not raised. Raises
+        StorageError.
         """
         for key, value in high_watermarks.items():
             if key in self._directory_of:
@@ -392,12 +402,15 @@ class LogManager:
         self._checkpoint(checkpoint.HIGH_WATERMARK_CHECKPOINT)
 
     def checkpoint_recovery_points(self) -> None:
-        """Write recovery points and compaction offsets, and make new partitions durable. Raises StorageError."""
+        """Write the recovery points and compaction offsets of all logs, after making new logs durable.
+
+        Raises StorageError, after trying all directories.
+        """
         self._for_each_online(self._sync_new, "cannot sync the data directories")
         self._checkpoint(checkpoint.RECOVERY_POINT_CHECKPOINT)
 
     def _sync_new(self, directory: DataDirectory) -> None:
-        """Make the new partitions of a directory durable. Raises OSError, StorageError."""
+        """Make the names and topic ids of the new logs in a directory durable. Raises OSError, StorageError."""
         new = [log for log in self._logs_in(directory) if log.durability.identity_dirty and not log.failed]
         for log in new:
             log.sync_identity()
@@ -405,7 +418,7 @@ class LogManager:
             self.fs.sync_dir(directory.path)
 
     def checkpoint_log_starts(self) -> None:
-        """Write the log start offsets. Raises StorageError."""
+        """Write the log start offsets of all logs. Raises StorageError, after trying all directories."""
         self._checkpoint(checkpoint.LOG_START_CHECKPOINT)
 
     def _checkpoint(self, name: str) -> None:
@@ -426,7 +439,10 @@ class LogManager:
             raise failed
 
     def _checkpoint_before_append(self, directory: DataDirectory) -> None:
-        """Write the recovery points, on the owner's thread, once for all logs that were truncated together."""
+        """Write the recovery points of a directory, once for all logs that were truncated together.
+
+        Runs on the owner's thread. Raises StorageError.
+        """
         try:
             self._write_checkpoints(directory, (checkpoint.RECOVERY_POINT_CHECKPOINT,))
         except OSError as error:
@@ -435,10 +451,10 @@ class LogManager:
 
     @contextlib.contextmanager
     def truncating(self, log: Log, offset: int) -> Iterator[None]:
-        """Enclose a truncation that keeps all records below `offset`.
+        """Context manager that encloses a truncation of `log` that keeps all records below `offset`.
 
-        First checkpoints a recovery point of at most `offset`, for logs that must not end below their checkpointed
-        recovery point (`metadata_check`). Raises StorageError.
+        First checkpoints a recovery point of at most `offset`, if the one on disk may be higher: after a crash,
+        `metadata_check` would take a shorter log for damage. Raises StorageError.
         """
         durability = log.durability
         with durability.capped(offset):
@@ -475,9 +491,9 @@ class LogManager:
     # -- stopping
 
     def close(self, broker_epoch: int) -> None:
-        """Flush and close every log, and write checkpoints. Logs errors.
+        """Flush and close every log, write all checkpoints and release the directories. Errors are logged.
 
-        Writes the clean-shutdown marker in each directory without errors.
+        Each online directory without errors gets a clean-shutdown marker with `broker_epoch`.
         """
         healthy = {directory.path for directory in self.directories.online}
         with ThreadPoolExecutor(_CLOSING_THREADS, thread_name_prefix="log-close") as pool:
@@ -495,7 +511,7 @@ class LogManager:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close all files and release the directories without writing, as a crash would."""
+        """Close all logs and files and release the directories without writing, as a crash would."""
         for log in self._every_log():
             log.abandon()
         self.files.close()
@@ -503,7 +519,7 @@ class LogManager:
 
 
 def _close_log(log: Log) -> tuple[Log, str]:
-    """Close the log. Return it with an error message, or "". Thread-safe."""
+    """Close the log. Return the log and the error message, which is "" on success. Thread-safe."""
     try:
         log.close()
     except KafkaError as error:
