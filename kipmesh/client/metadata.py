@@ -37,8 +37,17 @@ UNKNOWN_RESPONSES_MAX = 3
 
 
 def parse_bootstrap(bootstrap: str | Sequence[str]) -> tuple[str, ...]:
-    """Parse `host:port,host:port`, or a sequence of `host:port`. Raises InvalidConfigError."""
-    parts = bootstrap.split(",") if isinstance(bootstrap, str) else bootstrap
+    """Parse `host:port,host:port`, or a sequence of `host:port`. Raises TypeError and InvalidConfigError."""
+    if isinstance(bootstrap, Mapping):  # may contain passwords
+        raise TypeError(
+            "bootstrap must be 'host:port' or a list of these, got a dict of settings; pass them as keyword arguments"
+        )
+    if isinstance(bootstrap, bytes) or not isinstance(bootstrap, Iterable):
+        raise TypeError(f"bootstrap must be 'host:port' or a list of these, got {bootstrap!r}")
+    parts = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
+    for part in parts:
+        if not isinstance(part, str):
+            raise TypeError(f"bootstrap must be 'host:port' or a list of these, got the element {part!r}")
     addresses = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
     for address in addresses:
         host, colon, port = address.rpartition(":")

@@ -38,12 +38,12 @@ def check_fields(topic: object, key: object, value: object, partition: object, h
     Raises TypeError for a wrong type and ValueError for a header name that cannot be encoded as UTF-8.
     """
     if not isinstance(topic, str):
-        raise TypeError(f"topic must be str, got {type(topic).__name__}")
+        raise TypeError(f"topic must be str, got {topic!r}")
     for name, field in (("key", key), ("value", value)):
         if field is not None and not isinstance(field, bytes):
             raise TypeError(f"{name} must be bytes or None, got {type(field).__name__}; encode it first")
     if partition is not None and not isinstance(partition, int):
-        raise TypeError(f"partition must be int or None, got {type(partition).__name__}")
+        raise TypeError(f"partition must be int or None, got {partition!r}")
     if not isinstance(headers, Iterable) or isinstance(headers, str | bytes):
         raise TypeError(f"headers must be (str, bytes or None) pairs, got {type(headers).__name__}")
     for header in headers:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from kipmesh.client.admin import admin as _admin
+from kipmesh.client.arguments import listed
 from kipmesh.client.consumer import consumer as _consumer
 from kipmesh.client.portal import BlockingClient, Portal, blocking, on_loop
 from kipmesh.client.producer import producer as _producer
@@ -52,7 +53,8 @@ class Producer(BlockingClient[_producer.Producer]):
         """
         portal = self._running()
         self._pump.drain(portal, topic)
-        pairs = list(records)  # in the caller's thread, because an iterator may call this producer
+        # In the caller's thread, because an iterator may call this producer.
+        pairs = listed("records", records, "(key, value) pairs")
 
         async def send_all() -> list[Delivery]:
             send = self._client.send

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kipmesh import messages as m
+from kipmesh.client import arguments
 from kipmesh.client import offsets as leader_offsets
 from kipmesh.client.admin.brokers import BrokerAdmin
 from kipmesh.client.admin.credentials import CredentialAdmin
@@ -71,7 +72,7 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
 
         Raises KafkaError for the first topic that could not be created; the others are still created.
         """
-        wanted = [_creatable(topic) for topic in topics]
+        wanted = [_creatable(topic) for topic in arguments.instances("topics", topics, NewTopic)]
         request = m.CreateTopicsRequest(wanted, self._request_timeout_ms, validate_only)
         response: m.CreateTopicsResponse = await self._call(
             request, lambda found: [(each.name, each) for each in found.topics]
@@ -90,7 +91,7 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
 
         Raises KafkaError for the first topic that could not be deleted; the others are still deleted.
         """
-        listed = list(names)
+        listed = arguments.names("topics", names)
         request = m.DeleteTopicsRequest(
             [m.DeleteTopicState(name) for name in listed], timeout_ms=self._request_timeout_ms
         )
@@ -107,6 +108,9 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
 
         Raises KafkaError for the first topic that could not be changed; the others are still changed.
         """
+        for name, count in arguments.mapping("totals", totals, "topic to number of partitions").items():
+            arguments.check_text("topic", name)
+            arguments.check_integer("number of partitions", count)
         parts = [m.CreatePartitionsTopic(name, count) for name, count in totals.items()]
         request = m.CreatePartitionsRequest(parts, self._request_timeout_ms)
         await self._call(request, lambda found: [(each.name, each) for each in found.results])
@@ -126,7 +130,7 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
 
     async def describe_topics(self, names: Iterable[str]) -> list[TopicMetadata]:
         """Return these topics in the given order. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION) for a missing one."""
-        listed = list(names)
+        listed = arguments.names("topics", names)
         found = await self._describe(listed)
         for name in listed:
             if name not in found:
@@ -145,7 +149,8 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
         """
         topics = None
         if partitions is not None:
-            topics = [m.TopicPartitions(topic, numbers) for topic, numbers in by_topic(partitions).items()]
+            listed = by_topic(arguments.topic_partitions(partitions))
+            topics = [m.TopicPartitions(topic, numbers) for topic, numbers in listed.items()]
         timeout_ms = int(self._request_timeout_ms * _ELECTION_SHARE)
         response: m.ElectLeadersResponse = await self._call(
             m.ElectLeadersRequest(election_type, topics, timeout_ms), lambda found: [("leader election failed", found)]
@@ -162,7 +167,8 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
         self, resources: Iterable[ConfigResource], *, keys: Iterable[str] = (), with_documentation: bool = False
     ) -> dict[ConfigResource, dict[str, ConfigValue]]:
         """Return the configurations of topics and brokers by key; all keys if `keys` is empty."""
-        described = [m.DescribeConfigsResource(each.resource_type, each.name, tuple(keys)) for each in resources]
+        listed, wanted = arguments.instances("resources", resources, ConfigResource), arguments.names("keys", keys)
+        described = [m.DescribeConfigsResource(each.resource_type, each.name, wanted) for each in listed]
         request = m.DescribeConfigsRequest(described, include_documentation=with_documentation)
         response: m.DescribeConfigsResponse = await self._call(
             request, lambda found: [(each.resource_name, each) for each in found.results]
@@ -186,9 +192,14 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
             m.AlterConfigsResource(
                 resource.resource_type,
                 resource.name,
-                [m.AlterableConfig(each.name, each.operation, each.value) for each in alterations],
+                [
+                    m.AlterableConfig(each.name, each.operation, each.value)
+                    for each in arguments.instances("changes", alterations, ConfigAlteration)
+                ],
             )
-            for resource, alterations in changes.items()
+            for resource, alterations in arguments.mapping(
+                "changes", changes, "ConfigResource to a list of ConfigAlteration"
+            ).items()
         ]
         request = m.IncrementalAlterConfigsRequest(resources, validate_only)
         await self._call(request, lambda found: [(each.resource_name, each) for each in found.responses])
@@ -202,12 +213,12 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
 
         Timestamps are milliseconds since 1970, or TIMESTAMP_EARLIEST, TIMESTAMP_LATEST or TIMESTAMP_MAX.
         """
-        wanted = {TopicPartition(*topic_partition): timestamp for topic_partition, timestamp in timestamps.items()}
+        wanted = arguments.by_partition("timestamps", timestamps, arguments.TIMESTAMP)
         return await leader_offsets.list_offsets(self._cluster, wanted, self._timeout_s)
 
     async def delete_records(self, offsets: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int]:
         """Delete the records below these offsets (-1: the high watermark) and return the new log start offsets."""
-        wanted = {TopicPartition(*topic_partition): offset for topic_partition, offset in offsets.items()}
+        wanted = arguments.by_partition("offsets", offsets)
         return await leader_offsets.delete_records(self._cluster, wanted, self._timeout_s)
 
     async def describe_quorum(self) -> QuorumDescription:
@@ -263,12 +274,20 @@ def _topics_of(response: m.MetadataResponse) -> dict[str, TopicMetadata]:
 
 
 def _creatable(topic: NewTopic) -> m.CreatableTopic:
+    arguments.check_text("topic", topic.name)
+    arguments.check_integer("num_partitions", topic.num_partitions)
+    arguments.check_integer("replication_factor", topic.replication_factor)
+    configs = arguments.mapping("configs", topic.configs, "name to value")
+    assignments = arguments.mapping("assignments", topic.assignments, "partition to a list of broker ids")
     return m.CreatableTopic(
         topic.name,
         topic.num_partitions,
         topic.replication_factor,
-        [m.CreatableReplicaAssignment(index, tuple(ids)) for index, ids in topic.assignments.items()],
-        [m.ConfigEntry(name, str(value)) for name, value in topic.configs.items()],
+        [
+            m.CreatableReplicaAssignment(index, arguments.integers("replicas", ids, "broker ids"))
+            for index, ids in assignments.items()
+        ],
+        [m.ConfigEntry(name, str(value)) for name, value in configs.items()],
     )
 
 

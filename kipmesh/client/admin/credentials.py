@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from kipmesh import messages as m
+from kipmesh.client import arguments
 from kipmesh.client.admin.requests import AdminRequests
 from kipmesh.core.errors import ErrorCode, KafkaError
 from kipmesh.core.scram import ITERATIONS_MAX, ITERATIONS_MIN, NUMBERS, salted_password
@@ -56,7 +57,7 @@ class CredentialAdmin(AdminRequests):
 
         Raises KafkaError(RESOURCE_NOT_FOUND) for a user without credentials.
         """
-        named = None if users is None else list(dict.fromkeys(users))
+        named = None if users is None else list(dict.fromkeys(arguments.names("users", users)))
         if named == []:  # the protocol uses an empty list for all users
             return {}
         request = m.DescribeUserScramCredentialsRequest([m.UserName(name) for name in named or ()])

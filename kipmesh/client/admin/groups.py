@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
 from kipmesh import messages as m
+from kipmesh.client import arguments
 from kipmesh.client.admin.requests import AdminRequests
 from kipmesh.client.cluster import by_topic
 from kipmesh.client.group_coordinator import GroupCoordinator, MemberIdentity
@@ -92,7 +93,7 @@ class GroupAdmin(AdminRequests):
         Raises KafkaError if a broker does not respond, because its groups would be missing. A group whose coordinator
         is changing may be missing.
         """
-        request = m.ListGroupsRequest(list(states), list(types))
+        request = m.ListGroupsRequest(arguments.names("states", states), arguments.names("types", types))
 
         async def attempt(remaining_s: float) -> list[m.ListedGroup] | KafkaError:
             brokers = (await self._fetch_metadata(m.MetadataRequest(), remaining_s)).brokers
@@ -110,15 +111,16 @@ class GroupAdmin(AdminRequests):
 
     async def describe_groups(self, group_ids: Iterable[str]) -> dict[str, GroupDescription]:
         """Return state, coordinator and members by group id. A missing group has the state Dead."""
-        return await _for_each(group_ids, self._describe_group)
+        return await _for_each(arguments.names("group_ids", group_ids), self._describe_group)
 
     async def list_group_offsets(
         self, group_id: str, partitions: Iterable[tuple[str, int]] | None = None
     ) -> dict[TopicPartition, CommittedOffset]:
         """Return the group's committed offsets of these partitions (None: all). Partitions without one are omitted."""
+        wanted = None if partitions is None else arguments.topic_partitions(partitions)
         coordinator = GroupCoordinator(self._cluster, group_id)
         limit_s = self._cluster.request_timeout_ms / 1000
-        found = await coordinator.fetch_offsets(partitions, self._timeout_s, attempt_timeout_s=limit_s)
+        found = await coordinator.fetch_offsets(wanted, self._timeout_s, attempt_timeout_s=limit_s)
         return {
             partition: CommittedOffset(one.committed_offset, one.committed_leader_epoch, one.metadata or "")
             for partition, one in found.items()
@@ -130,12 +132,11 @@ class GroupAdmin(AdminRequests):
         Raises ValueError for a negative offset, and KafkaError: UNKNOWN_MEMBER_ID if the group has members, or the
         error of the first rejected partition, such as UNKNOWN_TOPIC_OR_PARTITION; the others are still committed.
         """
-        for (topic, partition), offset in offsets.items():
+        wanted = arguments.by_partition("offsets", offsets)
+        for (topic, partition), offset in wanted.items():
             if offset < 0:
                 raise ValueError(f"offset must not be negative, got {offset} for {topic}-{partition}")
-        await self._commit(
-            group_id, {TopicPartition(*topic_partition): offset for topic_partition, offset in offsets.items()}
-        )
+        await self._commit(group_id, wanted)
 
     async def reset_group_offsets(
         self,
@@ -151,7 +152,8 @@ class GroupAdmin(AdminRequests):
         With `dry_run` nothing is committed. Offsets are limited to the log start and the end. Raises the KafkaErrors
         of `alter_group_offsets`, and OFFSET_OUT_OF_RANGE for SHIFT_BY without a committed offset.
         """
-        wanted = [TopicPartition(*topic_partition) for topic_partition in partitions]
+        wanted = arguments.topic_partitions(partitions)
+        arguments.check_integer("value", value, arguments.TIMESTAMP if to is ResetTo.TIMESTAMP else "int")
         offsets = await self._reset_offsets(group_id, wanted, to, value)
         if not dry_run:
             await self._commit(group_id, offsets)
@@ -165,7 +167,7 @@ class GroupAdmin(AdminRequests):
         """
         topics = [
             m.OffsetDeleteRequestTopic(topic, [m.OffsetDeleteRequestPartition(index) for index in numbers])
-            for topic, numbers in by_topic(partitions).items()
+            for topic, numbers in by_topic(arguments.topic_partitions(partitions)).items()
         ]
         _, response = await self._call_group(group_id, m.OffsetDeleteRequest(group_id, topics))
         if response.error_code:
@@ -182,7 +184,7 @@ class GroupAdmin(AdminRequests):
         Raises KafkaError for the first group that could not be deleted (GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP); the
         others are still deleted.
         """
-        await _for_each(group_ids, self._delete_group)
+        await _for_each(arguments.names("group_ids", group_ids), self._delete_group)
 
     # --- internals -------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from kipmesh import messages as m
+from kipmesh.client import arguments
 from kipmesh.client.calls import call
 from kipmesh.client.types import Node, QuorumDescription, QuorumReplica
 from kipmesh.core.config.security import ClientSslConfig
@@ -45,8 +46,8 @@ async def describe_quorum(
     Without a leader within `timeout_s`, the result has leader -1 and the highest observed epoch. Raises
     KafkaError(NETWORK_EXCEPTION) if no controller responds.
     """
+    addresses = dict.fromkeys(arguments.names("controllers", controllers, "host:port"))
     pool = ConnectionPool.of("kipmesh-admin", security or ClientSslConfig())
-    addresses = dict.fromkeys(controllers)
     deadline = time.monotonic() + timeout_s
     latest: _Result | None = None
     try:

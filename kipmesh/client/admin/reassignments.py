@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from kipmesh import messages as m
+from kipmesh.client import arguments
 from kipmesh.client.admin.requests import AdminRequests, failure_of
 from kipmesh.client.cluster import by_topic
 from kipmesh.client.types import TopicPartition
@@ -59,7 +60,14 @@ class ReassignmentAdmin(AdminRequests):
         The replicas move afterwards: see `wait_reassigned`. Sends several requests if there are many partitions. Raises
         KafkaError if the first request fails; if a later one fails, the remaining partitions have its error.
         """
-        remaining = {TopicPartition(*topic_partition): replicas for topic_partition, replicas in targets.items()}
+        remaining = {
+            arguments.topic_partition(key): None
+            if replicas is None
+            else arguments.integers("replicas", replicas, "broker ids")
+            for key, replicas in arguments.mapping(
+                "targets", targets, "(topic, partition) to a list of broker ids"
+            ).items()
+        }
         results: dict[TopicPartition, KafkaError | None] = {}
         while remaining:
             chunk = dict(islice(remaining.items(), PARTITIONS_MAX))
@@ -104,7 +112,8 @@ class ReassignmentAdmin(AdminRequests):
         """Return the running reassignments of these partitions (None: all)."""
         topics = None
         if partitions is not None:
-            topics = [m.ListPartitionReassignmentsTopics(*each) for each in by_topic(partitions).items()]
+            listed = by_topic(arguments.topic_partitions(partitions))
+            topics = [m.ListPartitionReassignmentsTopics(*each) for each in listed.items()]
         request = m.ListPartitionReassignmentsRequest(self._request_timeout_ms, topics)
         response: m.ListPartitionReassignmentsResponse = await self._call(request)
         return {
@@ -117,7 +126,7 @@ class ReassignmentAdmin(AdminRequests):
 
     async def wait_reassigned(self, partitions: Iterable[tuple[str, int]], on_progress: OnMoved | None = None) -> None:
         """Wait without a time limit until no reassignment of these partitions is running."""
-        wanted = list(partitions)
+        wanted = arguments.topic_partitions(partitions)
         while True:
             running = await self.list_partition_reassignments(wanted)
             if on_progress is not None:
@@ -211,5 +220,5 @@ class _Drain:
     def failure(self) -> KafkaError:
         """Return one error for all rejected partitions."""
         (topic, partition), error = next(iter(self.rejected.items()))
-        text = f"{len(self.rejected)} partitions cannot be moved, for example {topic}-{partition}"
+        text = f"{arguments.counted(len(self.rejected), 'partition')} cannot be moved, for example {topic}-{partition}"
         return KafkaError(error.code, f"{text}: {error.message}")

@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from kipmesh.client import arguments
 from kipmesh.client.calls import raise_failure
 from kipmesh.client.cluster import Client, Cluster, parse_config
 from kipmesh.client.consumer.broker_fetches import Blocked, Chunk, PartitionState
@@ -106,7 +107,7 @@ class Consumer(Client):
         if self._group is not None and self._group.is_subscribed:
             raise ValueError("cannot assign partitions after subscribing in a group; use another consumer")
         self._topics = None
-        wanted = [TopicPartition(topic, partition) for topic, partition in partitions]
+        wanted = arguments.topic_partitions(partitions)
         self._track({topic_partition.topic for topic_partition in wanted})
         self._fetcher.assign(wanted)
         self._on_metadata()
@@ -117,17 +118,15 @@ class Consumer(Client):
         With `group.id` the partitions are shared with the group; `poll` assigns and revokes them and calls `listener`.
         Raises ValueError for a listener without `group.id`.
         """
-        if isinstance(topics, str):
-            raise TypeError(f"topics must be a list of names, got the string {topics!r}")
+        wanted = tuple(dict.fromkeys(arguments.names("topics", topics)))
         if self._group is not None:
-            wanted = tuple(dict.fromkeys(topics))
             self._topics = None
             self._track(set(wanted))
             self._group.subscribe(wanted, listener)
             return
         if listener is not None:
             raise ValueError("a rebalance listener requires group.id")
-        self._topics = tuple(dict.fromkeys(topics))
+        self._topics = wanted
         self._seen_topics.clear()
         self._track(set(self._topics))
         self._fetcher.assign(
@@ -165,9 +164,10 @@ class Consumer(Client):
 
     def seek(self, partition: tuple[str, int], offset: int) -> None:
         """Continue at `offset`. Raises ValueError for an invalid offset."""
+        arguments.check_integer("offset", offset)
         if not 0 <= offset <= MAX_INT64:
             raise ValueError(f"offset must be between 0 and {MAX_INT64}, got {offset}")
-        for state in self._states([partition]):
+        for state in self._states([arguments.topic_partition(partition)]):
             state.seek(offset)
         self._fetcher.wake.set()
 
@@ -184,11 +184,12 @@ class Consumer(Client):
 
         Raises KafkaError: REQUEST_TIMED_OUT after `default.api.timeout.ms`, or the error that blocks the partition.
         """
+        wanted = [arguments.topic_partition(partition)]
         timeout_s = self.config.default_api_timeout_ms / 1000
         deadline = asyncio.get_running_loop().time() + timeout_s
         while True:
             self._check_open()
-            (state,) = self._states([partition])
+            (state,) = self._states(wanted)
             if state.position is not None:
                 return state.position
             if state.buffer and not isinstance(state.buffer[0], Chunk):
@@ -205,7 +206,7 @@ class Consumer(Client):
 
     def high_watermark(self, partition: tuple[str, int]) -> int | None:
         """Return the high watermark of the last fetch response, or None before the first one."""
-        (state,) = self._states([partition])
+        (state,) = self._states([arguments.topic_partition(partition)])
         return state.reader.high_watermark if state.reader.high_watermark >= 0 else None
 
     async def beginning_offsets(self, partitions: Partitions) -> dict[TopicPartition, int]:
@@ -224,12 +225,13 @@ class Consumer(Client):
         Raises KafkaError after `default.api.timeout.ms`.
         """
         self._check_open()
-        wanted = {TopicPartition(*topic_partition): timestamp for topic_partition, timestamp in timestamps.items()}
+        wanted = arguments.by_partition("timestamps", timestamps, arguments.TIMESTAMP)
         return await list_offsets(self._cluster, wanted, self.config.default_api_timeout_ms / 1000)
 
     async def partitions_for(self, topic: str) -> TopicMetadata:
         """Return a topic's metadata. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if it does not exist."""
         self._check_open()
+        arguments.check_text("topic", topic)
         return await self._metadata.wait_for_topic(topic, self.config.default_api_timeout_ms / 1000)
 
     @property
@@ -250,7 +252,7 @@ class Consumer(Client):
         Raises KafkaError, and ValueError without `group.id`.
         """
         self._check_open(or_leaving=True)
-        wanted = None if offsets is None else {TopicPartition(*key): offset for key, offset in offsets.items()}
+        wanted = None if offsets is None else arguments.by_partition("offsets", offsets)
         timeout_s = CLOSE_TIMEOUT_S if self._leaving else self.config.default_api_timeout_ms / 1000
         await self._membership.commit(wanted, timeout_s)
 
@@ -260,7 +262,7 @@ class Consumer(Client):
         Raises KafkaError, and ValueError without `group.id`.
         """
         self._check_open(or_leaving=True)
-        wanted = [TopicPartition(*topic_partition) for topic_partition in partitions]
+        wanted = arguments.topic_partitions(partitions)
         return await self._membership.coordinator.committed(wanted, self.config.default_api_timeout_ms / 1000)
 
     def group_metadata(self) -> ConsumerGroupMetadata:
@@ -282,6 +284,8 @@ class Consumer(Client):
         `max_records` defaults to `max.poll.records`. Raises KafkaError for errors that are not retriable; the consumer
         remains usable.
         """
+        if max_records is not None:
+            arguments.check_integer("max_records", max_records)
         count_max = self.config.max_poll_records if max_records is None else max_records
         if count_max < 1:
             raise ValueError(f"max_records must be at least 1, got {count_max}")
@@ -296,7 +300,10 @@ class Consumer(Client):
 
     async def _poll_until(self, take: Callable[[], Awaitable[list[T]]], timeout_ms: int) -> list[T]:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_ms / 1000
+        try:
+            deadline = loop.time() + timeout_ms / 1000
+        except TypeError:
+            raise TypeError(f"timeout_ms must be a number of milliseconds, got {timeout_ms!r}") from None
         while True:
             self._check_open()
             if self._idle:  # yield before taking records, so that a loop of polls does not starve the fetcher
@@ -333,7 +340,7 @@ class Consumer(Client):
 
     def _states(self, partitions: Partitions) -> list[PartitionState]:
         try:
-            return [self._fetcher.states[TopicPartition(*topic_partition)] for topic_partition in partitions]
+            return [self._fetcher.states[each] for each in arguments.topic_partitions(partitions)]
         except KeyError as error:
             topic, partition = error.args[0]
             raise ValueError(f"partition {topic}-{partition} is not assigned") from None
@@ -345,7 +352,7 @@ class Consumer(Client):
 
     async def _list_offsets(self, partitions: Partitions, timestamp: int) -> dict[TopicPartition, int]:
         self._check_open()
-        wanted = {TopicPartition(*topic_partition): timestamp for topic_partition in partitions}
+        wanted = dict.fromkeys(arguments.topic_partitions(partitions), timestamp)
         found = await list_offsets(self._cluster, wanted, self.config.default_api_timeout_ms / 1000)
         return {partition: record.offset if record is not None else 0 for partition, record in found.items()}
 

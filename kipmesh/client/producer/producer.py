@@ -15,6 +15,7 @@ from functools import partial
 from time import time
 from typing import Any
 
+from kipmesh.client.arguments import TIMESTAMP, check_text, counted
 from kipmesh.client.calls import raise_failure
 from kipmesh.client.cluster import Client, parse_config
 from kipmesh.client.producer.accumulator import (
@@ -53,8 +54,10 @@ class _Topic:
 
 
 def _checked_timestamp(timestamp_ms: int) -> int:
-    if not isinstance(timestamp_ms, int) or not 0 <= timestamp_ms <= MAX_INT64:
-        text = f"timestamp must be milliseconds since 1970, at least 0, got {timestamp_ms!r}"
+    if not isinstance(timestamp_ms, int):
+        raise TypeError(f"timestamp_ms must be {TIMESTAMP}, got {timestamp_ms!r}")
+    if not 0 <= timestamp_ms <= MAX_INT64:
+        text = f"timestamp_ms must be milliseconds since 1970, at least 0, got {timestamp_ms}"
         raise KafkaError(ErrorCode.INVALID_TIMESTAMP, text)
     return timestamp_ms
 
@@ -128,6 +131,7 @@ class Producer(Client):
 
         Raises KafkaError if there is no metadata within `max.block.ms`.
         """
+        check_text("topic", topic)
         self._running()
         metadata = await self._metadata.wait_for_topic(topic, self.config.max_block_ms / 1000)
         self._use(topic, metadata)
@@ -185,6 +189,7 @@ class Producer(Client):
         if delivery is None:
             self._running()
             if topic not in self._topics:
+                check_text("topic", topic)
                 check_topic_name(topic)
                 raise WouldBlockError(f"no metadata of topic {topic!r}; call partitions_for first")
             raise WouldBlockError(f"buffer.memory is used up or partition {partition} of {topic!r} is unknown")
@@ -320,6 +325,7 @@ class Producer(Client):
         deadline = loop.time() + self.config.max_block_ms / 1000
         if partition is not None and not isinstance(partition, int):
             raise TypeError
+        check_text("topic", topic)
         check_topic_name(topic)
         await self._wait_for_partition(topic, partition, deadline)
         delivery = append(0)
@@ -353,7 +359,8 @@ class Producer(Client):
             if metadata.partitions and (partition is None or partition in metadata.partitions):
                 return
             if was_refreshed or remaining_s <= 0:
-                text = f"topic {topic!r} has no partition {partition}, it has {len(metadata.partitions)} partitions"
+                count = counted(len(metadata.partitions), "partition")
+                text = f"topic {topic!r} has no partition {partition}, it has {count}"
                 raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
             was_refreshed = True
             self._metadata.request_refresh((topic,))

@@ -15,6 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from kipmesh.client.arguments import counted
 from kipmesh.client.calls import Backoff, call, task_failure, transport_failure
 from kipmesh.client.compression import COMPRESSIONS, Compression
 from kipmesh.client.metadata import Metadata
@@ -193,7 +194,8 @@ class Sender:
     def _expire_batch(self, batch: Batch) -> None:
         queue = batch.queue
         timeout_ms = self._config.delivery_timeout_ms
-        text = f"{batch.count} records for {queue.topic}-{queue.partition} were not delivered within {timeout_ms} ms"
+        records = counted(batch.count, "record")
+        text = f"{records} for {queue.topic}-{queue.partition} not delivered within {timeout_ms} ms"
         if batch.retried_for is not None:
             text += f", last error: {batch.retried_for}"
         elif batch.numbers is None and self._ids.error is not None:
