@@ -30,7 +30,7 @@ StrList = Annotated[tuple[str, ...], BeforeValidator(_split)]
 
 
 def checked(check: Callable[[Any], object]) -> AfterValidator:
-    """Return a validator that keeps the value and fails if `check` raises ValueError."""
+    """Return a pydantic validator that keeps the value, and fails if `check` raises ValueError."""
 
     def validate(value: Any) -> Any:
         check(value)
@@ -53,7 +53,7 @@ _WITH_UNDERSCORE = {"metadata_snapshot_min_changed_records_ratio": "metadata.sna
 
 
 def dotted(name: str) -> str:
-    """Return the key of a field name."""
+    """Return Kafka's key for a field name, such as `log.segment.bytes` for `log_segment_bytes`."""
     return _WITH_UNDERSCORE.get(name) or name.replace("_", ".")
 
 
@@ -63,14 +63,14 @@ NO_THROTTLE = 2**63 - 1
 
 
 class ResourceType(IntEnum):
-    """Kafka's type of a resource with a configuration."""
+    """Kafka's number of a resource type that has a configuration."""
 
     TOPIC = 2
     BROKER = 4
 
 
 class ConfigSource(IntEnum):
-    """Kafka's source of a configuration value."""
+    """Kafka's number of the source of a configuration value."""
 
     UNKNOWN = 0
     TOPIC = 1
@@ -81,7 +81,7 @@ class ConfigSource(IntEnum):
 
 
 class AlterOperation(IntEnum):
-    """Kafka's operation of IncrementalAlterConfigs on a key."""
+    """Kafka's number of an IncrementalAlterConfigs operation on a key."""
 
     SET = 0
     DELETE = 1
@@ -90,7 +90,7 @@ class AlterOperation(IntEnum):
 
 
 class Config(BaseModel):
-    """Base of all configuration models: immutable, without unknown keys."""
+    """Base of all configuration models: immutable; unknown keys are refused."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -102,12 +102,12 @@ class Config(BaseModel):
 
     @classmethod
     def keys(cls) -> tuple[str, ...]:
-        """Return all keys, dotted."""
+        """Return Kafka's keys of all fields, such as `log.segment.bytes`."""
         return tuple(dotted(name) for name in cls.model_fields)
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
-        """Return the model of a mapping from dotted keys to strings or typed values.
+        """Return the model for `values`: Kafka's key -> string or typed value. Other keys get their defaults.
 
         Raises InvalidConfigError (INVALID_CONFIG) for an unknown key, a missing required key or an invalid value.
         """
@@ -126,7 +126,7 @@ class Config(BaseModel):
     @classmethod
     @cache
     def limits(cls) -> Mapping[str, tuple[int, int]]:
-        """Return key -> (minimum, maximum) for integer keys with both limits."""
+        """Return Kafka's key -> (minimum, maximum), both inclusive, for integer keys with both limits."""
         limits = {}
         for name, field in cls.model_fields.items():
             minimum = [each.ge for each in field.metadata if hasattr(each, "ge")]
@@ -136,7 +136,7 @@ class Config(BaseModel):
         return limits
 
     def as_dict(self) -> dict[str, Any]:
-        """Return dotted key -> typed value for all keys, including defaults."""
+        """Return Kafka's key -> typed value for all keys, including defaults."""
         return self.model_dump(by_alias=True)
 
 

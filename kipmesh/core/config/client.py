@@ -57,7 +57,7 @@ class MemberConfig(Config):
 
     @model_validator(mode="after")
     def _check_session(self) -> Self:
-        """Require a heartbeat interval shorter than the session timeout, as Kafka does."""
+        """Raise ValueError unless the heartbeat interval is shorter than the session timeout, as in Kafka."""
         beat_ms, session_ms = self.heartbeat_interval_ms, self.session_timeout_ms
         if beat_ms >= session_ms:
             raise ValueError(f"heartbeat.interval.ms ({beat_ms}) must be less than session.timeout.ms ({session_ms})")
@@ -97,7 +97,7 @@ def _acks(value: Any) -> Any:
 
 
 def _same_key(values: Any, alias: str, key: str) -> Any:
-    """Return the values with an alias of a key replaced by the key."""
+    """Return `values` with the key `alias` renamed to `key`. Raises ValueError if both are set."""
     if not isinstance(values, dict) or alias not in values:
         return values
     if key in values:

@@ -36,7 +36,8 @@ class Endpoint(Config):
 
     @classmethod
     def from_text(cls, text: str) -> Endpoint:
-        """Parse `NAME://host:port`, with port 0 to 65535. Raises ValueError for any other text."""
+        """Parse `NAME://host:port`, with port 0 to 65535. The brackets of an IPv6 host are removed. Raises ValueError
+        for any other text."""
         name, separator, address = text.partition("://")
         host, colon, port = address.rpartition(":")
         if not (separator and colon and name and port.isdigit() and int(port) <= PORT_MAX):
@@ -46,7 +47,7 @@ class Endpoint(Config):
 
 def parse_http_listener(text: str) -> Endpoint:
     """Parse `host:port`, `http://host:port` or `https://host:port` as an endpoint named HTTP or HTTPS. Raises
-    ValueError."""
+    ValueError for any other text."""
     scheme, separator, address = text.partition("://")
     if not separator:
         scheme, address = "http", text
@@ -90,7 +91,7 @@ class Voter(Config):
 
 
 def parse_voters(text: str) -> tuple[Voter, ...]:
-    """Parse `1@host:port,2@host:port`. Empty entries are ignored.
+    """Parse `1@host:port,2@host:port` in this order. Empty entries are ignored, so the result may be empty.
 
     Raises ValueError for a malformed entry, an id or port out of range, and a duplicate id or address.
     """
@@ -199,7 +200,7 @@ class NodeConfig(ServerSslConfig, ServiceConfig):
 
     @property
     def mesh_listener(self) -> str:
-        """Name of the gRPC listener for traffic between nodes; empty without listeners."""
+        """Name of the gRPC listener for traffic between nodes: the first listener. Empty without listeners."""
         return self.endpoints[0].name if self.endpoints else ""
 
     @property
@@ -297,7 +298,7 @@ class BrokerConfig(NodeConfig, WireConfig):
     """Log directories, separated by commas; none may be inside another. A new log is placed in the one with the fewest
     logs. A directory whose disk fails is taken offline if others remain."""
     metadata_log_dir: str = ""
-    """Directory of the metadata log; by default the first of log.dirs. The broker stops if it fails."""
+    """Directory of the metadata log; by default the first of log.dirs. The broker stops if this directory fails."""
     broker_rack: str | None = None
     """Rack of this broker."""
     replica_selector_class: str = ""
@@ -314,9 +315,9 @@ class BrokerConfig(NodeConfig, WireConfig):
     log_retention_check_interval_ms: Positive = 300_000
     """Time in ms between checks for segments to delete."""
     log_cleaner_backoff_ms: Positive = 15_000
-    """Time in ms until the next check for logs to compact if there was none."""
+    """Time in ms between checks for logs to compact while no log needs it."""
     log_cleaner_dedupe_buffer_size: Annotated[int, Field(ge=1 << 16, le=MAX_INT64)] = 128 << 20
-    """Bytes of memory for the keys of one compaction. A log with more keys needs several."""
+    """Bytes of memory for the keys of one compaction. A log with more keys needs several compactions."""
     log_cleaner_delete_retention_ms: NotNegative = 86_400_000
     """Default of the topics' `delete.retention.ms`."""
     log_cleaner_enable: bool = True
@@ -459,7 +460,7 @@ class BrokerConfig(NodeConfig, WireConfig):
 
     @property
     def mesh_listener(self) -> str:
-        """Name of the gRPC listener for traffic between brokers."""
+        """Name of the gRPC listener for traffic between brokers: `inter.broker.listener.name`."""
         return self.inter_broker_listener_name
 
     @model_validator(mode="after")
@@ -504,7 +505,7 @@ class BrokerConfig(NodeConfig, WireConfig):
 
     @property
     def mesh_endpoints(self) -> tuple[Endpoint, ...]:
-        """Listeners that are gRPC."""
+        """Listeners that are gRPC: `inter.broker.listener.name` and those whose names begin with MESH."""
         own = self.inter_broker_listener_name
         return tuple(one for one in self.endpoints if one.name == own or one.name.startswith("MESH"))
 
@@ -516,18 +517,19 @@ class BrokerConfig(NodeConfig, WireConfig):
 
     @property
     def advertised_endpoints(self) -> tuple[Endpoint, ...]:
-        """Advertised endpoint of each listener. Port 0 means the port that the listener binds."""
+        """Endpoint that clients use for each listener, in the order of `listeners`: the advertised one, else the
+        listener itself. Port 0 means the port that the listener binds."""
         advertised = {one.name: one for one in map(Endpoint.from_text, self.advertised_listeners)}
         return tuple(advertised.get(one.name, one) for one in self.endpoints)
 
     @property
     def replica_selector_configs(self) -> dict[str, str]:
-        """Parsed `replica.selector.config`."""
+        """Parsed `replica.selector.config`: key -> value."""
         pairs = [text.partition("=") for text in self.replica_selector_config]
         return {key.strip(): value.strip() for key, _, value in pairs}
 
     def topic_defaults(self) -> TopicConfig:
-        """Return the configuration of a topic without overrides."""
+        """Return the configuration of a topic that sets no keys, from this broker's defaults."""
         values = self.as_dict()
         return TopicConfig.parse({topic: values[broker] for topic, broker in BROKER_DEFAULTS.items()})
 

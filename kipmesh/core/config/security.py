@@ -66,7 +66,8 @@ class SslConfig(Config):
         return self
 
     def check_ssl_files(self, feature: str, *, needs_certificate: bool) -> None:
-        """Raise ValueError, which names `feature`, unless the authorities and a needed certificate are configured."""
+        """Raise ValueError, which names `feature`, unless trusted authorities and, with `needs_certificate`, a key and
+        certificate are configured. The files are not opened."""
         if self.ssl_certificate_dir:
             return
         if not self.ssl_truststore_location or (needs_certificate and not self.ssl_keystore_location):
@@ -120,11 +121,12 @@ class ServerSslConfig(SslConfig):
         return self.protocol_of(listener).startswith("SASL_")
 
     def protocol_number(self, listener: str) -> int:
-        """Return Kafka's number of the listener's protocol."""
+        """Return Kafka's number of the listener's protocol: 0 PLAINTEXT, 1 SSL, 2 SASL_PLAINTEXT, 3 SASL_SSL."""
         return list(PROTOCOLS).index(self.protocol_of(listener))
 
     def check_protocol_map(self, listeners: tuple[str, ...], http: str) -> None:
-        """Raise ValueError for a listener missing from the protocol map, or with TLS but without certificate files.
+        """Raise ValueError for a listener missing from a protocol map that is not empty, or for a listener with TLS but
+        without certificate files.
 
         `http` is the scheme of `http.listener`: HTTP or HTTPS.
         """

@@ -89,7 +89,8 @@ class TopicConfig(Config):
         return self
 
     def with_stored(self, stored: Mapping[str, Any]) -> Self:
-        """Return a topic's configuration: stored values on top of this one as defaults. Raises InvalidConfigError.
+        """Return a topic's configuration: stored values on top of this one as defaults. Raises InvalidConfigError for
+        an unknown key or an invalid value.
 
         Old metadata logs may contain numbers outside today's limits. They are clamped, so that a broker with the topic
         still starts. New values outside the limits are refused by `parse`.
@@ -98,17 +99,18 @@ class TopicConfig(Config):
 
     @property
     def is_compacted(self) -> bool:
-        """Whether the log is compacted to the last record of each key."""
+        """Whether the log is compacted to the last record of each key: `cleanup.policy` contains `compact`."""
         return "compact" in self.cleanup_policy
 
     @property
     def is_deleted(self) -> bool:
-        """Whether segments are deleted by time and size."""
+        """Whether old segments are deleted by time and size: `cleanup.policy` contains `delete`."""
         return "delete" in self.cleanup_policy
 
     @property
     def roll_ms(self) -> int:
-        """Maximum age in ms of the active segment, which cannot be compacted: `max.compaction.lag.ms` limits it."""
+        """Maximum age in ms of the active segment. In a compacted log `max.compaction.lag.ms` limits it, because the
+        active segment cannot be compacted."""
         return min(self.segment_ms, self.max_compaction_lag_ms) if self.is_compacted else self.segment_ms
 
 
