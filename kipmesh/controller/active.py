@@ -57,8 +57,8 @@ class BrokerProbes:
     dead process refuses connections; a paused, slow or isolated process does not. A broker that sent no heartbeat yet
     and refuses all probes at all its addresses therefore counts as missing, until it sends a heartbeat.
 
-    Args: unconfirmed: returns the addresses of the brokers that sent no heartbeat yet; refused: called with the id of
-    each missing broker; interval_s: time between probes and maximum time of one probe.
+    Args: unconfirmed: returns broker id -> addresses of the brokers that sent no heartbeat yet; refused: called with
+    the id of each missing broker; interval_s: time between probes and maximum time of one probe.
     """
 
     _: KW_ONLY
@@ -146,7 +146,7 @@ class ActiveController:
         return self._decisions.pending
 
     def start(self) -> None:
-        """Grant every broker a new session and append the first records of a new log.
+        """Grant every unfenced broker a new session and append the feature records that the log lacks.
 
         Raises KafkaError if the records cannot be appended.
         """
@@ -159,12 +159,13 @@ class ActiveController:
             self._tasks.append(asyncio.create_task(self._balance.run(), name="kipmesh-leader-balance"))
 
     def end(self, refusal: KafkaError) -> None:
-        """End the epoch: fail all pending operations with `refusal`."""
+        """End the epoch: fail all pending and later operations with `refusal`."""
         self._stop_tasks()
         self._decisions.end(refusal)
 
     async def drain(self, grace_s: float, refusal: KafkaError) -> None:
-        """Refuse new operations and wait up to `grace_s` for the commit of the pending ones, then fail the rest."""
+        """Refuse new operations with `refusal`, wait up to `grace_s` for the commit of the pending ones, then fail the
+        rest with it."""
         self._stop_tasks()
         await self._decisions.drain(grace_s, refusal)
 
@@ -177,9 +178,10 @@ class ActiveController:
     # --- operations
 
     async def do(self, operation: str, decide: DecideWith, *, is_cleanup: bool = False) -> Any:
-        """Make a decision and return its response once it is committed in this epoch.
+        """Make a decision and return its response once it is committed in this epoch. `operation` names it in metrics.
 
-        Raises KafkaError if the decision is refused or fails, or the epoch ends before the commit (NOT_CONTROLLER).
+        Raises KafkaError: REQUEST_TIMED_OUT if too many operations are pending, the error of the decision or its
+        append, or the refusal of `end` or `drain` if the epoch ends before the commit.
         """
         self._metrics.operations.labels(operation).inc()
         try:
@@ -218,7 +220,8 @@ class ActiveController:
     # --- sessions
 
     def disconnected(self, broker_id: int, connection: int) -> None:
-        """Record the end of heartbeat stream `connection`, and check soon whether the broker has reconnected."""
+        """Record the end of heartbeat stream `connection`, and check soon whether the broker has reconnected. Ignored
+        after the epoch."""
         now_ms = self._now_ms()
         if not self._is_over and self._controller.brokers.disconnected(broker_id, connection, now_ms):
             log.info("broker disconnected", broker_id=broker_id)

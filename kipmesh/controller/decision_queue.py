@@ -64,7 +64,8 @@ class ControllerParts:
     """Open heartbeat streams: stream number -> broker id."""
 
     def stream_ended(self, context: RequestContext) -> None:
-        """Report the end of a heartbeat stream, whether the broker closed it or it broke."""
+        """Report the end of a heartbeat stream, whether the broker closed it or it broke. Ignored for a stream without
+        heartbeats."""
         broker_id = self.heartbeat_streams.pop(context.stream, None)
         if broker_id is not None:
             self.disconnected(broker_id, context.stream)
@@ -88,8 +89,8 @@ class DecisionQueue:
     """Makes decisions one after the other until `end`. Not thread-safe: use it within one event loop.
 
     Args: append: appends records and returns the batch, or raises and leaves the log unchanged; apply: applies a batch
-    to the image in steps, which must not fail; end_offset: returns the log end offset; on_failure: called if a batch
-    could not be applied, which the node must not survive.
+    to the image in steps, which must not fail; end_offset: returns the log end offset; high_watermark: the current one;
+    on_failure: called if a batch could not be applied, which the node must not survive.
     """
 
     _: KW_ONLY
@@ -115,8 +116,9 @@ class DecisionQueue:
     def submit(self, decide: Decide, *, is_cleanup: bool = False) -> asyncio.Future[Any]:
         """Decide now, or after the queued operations. The future has the response once it is committed.
 
-        Raises KafkaError if the operation is refused, or fails immediately; a later failure is set on the future.
-        A cleanup is exempt from OPERATIONS_MAX. It undoes an earlier operation, so that limit bounds cleanups too.
+        Raises KafkaError if the operation is refused (REQUEST_TIMED_OUT at OPERATIONS_MAX, or the refusal of `end` or
+        `drain`) or fails immediately; a later failure is set on the future. A cleanup is exempt from OPERATIONS_MAX.
+        Each cleanup undoes an earlier operation, so their number is limited too.
         """
         return self._enqueue(partial(self._run_one, decide), is_limited=not is_cleanup)
 
@@ -124,7 +126,8 @@ class DecisionQueue:
         """Make several decisions without other operations between them.
 
         Each decision is requested from the iterable after the one before was applied. The future completes with None
-        when the last one is applied, which may be before its commit. Raises KafkaError like `submit`.
+        when the last one is applied, which may be before its commit. Raises KafkaError if the operation is refused or
+        fails immediately, as `submit` does; a later failure is set on the future.
         """
         return self._enqueue(partial(self._run_all, decisions))
 
@@ -179,7 +182,8 @@ class DecisionQueue:
             future.set_result(None)
 
     def _decide(self, decide: Decide) -> Generator[None, None, Any]:
-        """Decide, append and apply. Returns the response, which must not be sent before its commit."""
+        """Decide, append and apply. Return the response, which must not be sent before its commit. Raises
+        KafkaError."""
         self._check()
         try:
             decision = decide()
@@ -209,7 +213,7 @@ class DecisionQueue:
             raise self._refusal
 
     def committed(self, high_watermark: int) -> None:
-        """Complete the responses whose records are below `high_watermark`."""
+        """Raise the high watermark to `high_watermark`, and complete the responses whose records are below it."""
         self.high_watermark = max(self.high_watermark, high_watermark)
         while self._uncommitted and self._uncommitted[0].end_offset <= self.high_watermark:
             operation = self._uncommitted.popleft()
@@ -236,7 +240,8 @@ class DecisionQueue:
         self._drained.set()
 
     async def drain(self, grace_s: float, refusal: KafkaError) -> None:
-        """Refuse new operations, wait up to `grace_s` for the commit of the pending ones, then end the epoch."""
+        """Refuse new operations with `refusal`, wait up to `grace_s` for the commit of the pending ones, then `end` the
+        epoch."""
         if self._refusal is None:
             self._refusal = refusal
         if self.pending:
@@ -250,7 +255,7 @@ class DecisionQueue:
 
 
 def as_kafka_error(error: BaseException) -> KafkaError:
-    """Return `error` as a KafkaError: KAFKA_STORAGE_ERROR for an OSError, UNKNOWN_SERVER_ERROR for other errors."""
+    """Return a KafkaError unchanged, an OSError as KAFKA_STORAGE_ERROR and any other error as UNKNOWN_SERVER_ERROR."""
     if isinstance(error, KafkaError):
         return error
     if isinstance(error, OSError):

@@ -33,7 +33,7 @@ def log_decided(
     before: Sequence[PartitionState | None],
     delta: MetadataDelta,
 ) -> Counts:
-    """Log the changes of `records`, which were applied to `image`, and count the elections.
+    """Log the changes of `records`, which were applied to `image`, and return the number of elections.
 
     Args: before: for each record, the previous state of the partition that it changes, or None; delta: the changes of
     the image, including those that a fencing event implies for partitions (630-16).

@@ -40,7 +40,8 @@ class LeaderBalance:
         self._interval_s = interval_s
 
     async def run(self) -> None:
-        """Run rounds until cancelled. The first starts after one interval, so that brokers can reconnect before it."""
+        """Run rounds until cancelled. The first round starts after one interval, so that brokers can reconnect before
+        it. Errors of a round are logged."""
         wait_s = self._interval_s
         while True:
             await asyncio.sleep(wait_s)
@@ -54,7 +55,8 @@ class LeaderBalance:
                 log.error("leader balancing failed", exc_info=error)
 
     async def round(self) -> bool:
-        """Run one round and return whether it reached ELECTIONS_MAX. Raises KafkaError if a decision is refused."""
+        """Run one round and return whether it moved ELECTIONS_MAX partitions, so that more may remain. Raises
+        KafkaError if a decision is refused."""
         keys: Sequence[PartitionKey] = await self._do(OPERATION, lambda controller: controller.preferred_candidates())
         moved = 0
         for first in range(0, len(keys), CHECKED_MAX):

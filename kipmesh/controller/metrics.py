@@ -13,7 +13,7 @@ _CONTROLLER = "kafka_controller_kafkacontroller_"
 
 
 class GaugeSource(Protocol):
-    """The part of a `QuorumController` that the gauges read."""
+    """The properties of a `QuorumController` that the gauges read. `active` is None while it is inactive."""
 
     active: Any
 

@@ -36,7 +36,8 @@ OPEN_FILES_MAX = 64
 
 
 class ControllerNode:
-    """One voter of the metadata quorum, within one event loop. A fatal error is set on `failed`.
+    """One voter of the metadata quorum, within one event loop. A fatal error is set on the future `failed`, which
+    `stop` cancels.
 
     | part                | purpose                                          | calls                             |
     | ------------------- | ------------------------------------------------ | --------------------------------- |
@@ -78,17 +79,18 @@ class ControllerNode:
 
     @property
     def active(self) -> ActiveController | None:
-        """The decisions of this node while it is the active controller, else None."""
+        """The `ActiveController` of this node while it is the active controller, else None."""
         return self._quorum.active if self._quorum is not None else None
 
     @property
     def is_active(self) -> bool:
-        """Whether this is the active controller."""
+        """Whether this node is the active controller."""
         return self.active is not None
 
     @property
     def image(self) -> MetadataImage:
-        """The committed metadata; on the active controller, also its uncommitted decisions."""
+        """The committed metadata; on the active controller, also its uncommitted decisions. Empty before the log is
+        loaded."""
         return self._quorum.image if self._quorum is not None else MetadataImage()
 
     @property
@@ -97,7 +99,8 @@ class ControllerNode:
         return self._quorum.driver.epoch if self._quorum is not None else 0
 
     async def start(self) -> None:
-        """Load the log, serve gRPC and join the quorum. Raises InvalidConfigError, PortInUseError or StorageError."""
+        """Load the log, serve gRPC and join the quorum. Raises InvalidConfigError (this node is not a voter),
+        PortInUseError or StorageError. After a failure the node is aborted."""
         voters = [voter.id for voter in self.config.voters]
         if self.config.node_id not in voters:
             raise InvalidConfigError(
@@ -133,7 +136,7 @@ class ControllerNode:
         )
 
     def _load(self) -> QuorumReplica:
-        """Load log, snapshots and vote from disk. Runs on a thread."""
+        """Load log, snapshots and vote from disk. Runs on a thread. Raises StorageError."""
         self._is_loaded = True
         self._manager.load(wall_ms())
         return QuorumReplica.open(
@@ -169,7 +172,8 @@ class ControllerNode:
         await self._server.set_serving(True)
 
     async def stop(self) -> None:
-        """Commit pending operations, resign as leader, flush and close the log. Idempotent."""
+        """Commit pending operations, resign as leader, flush and close the log. After a fatal error the log is closed
+        without a mark of a clean shutdown. Idempotent."""
         if not self._is_stopped:
             await self._stop(cleanly=True)
             if not self.failed.done():

@@ -37,7 +37,7 @@ ACTIVATION_RETRY_S = 0.5
 class QuorumController:
     """The controller's part of one voter; also the listener of its `QuorumDriver`. Use it within one event loop.
 
-    `failed` receives the error if this node cannot continue.
+    The future `failed` receives the error if this node cannot continue.
     """
 
     def __init__(
@@ -90,12 +90,12 @@ class QuorumController:
 
     @property
     def pending_operations(self) -> int:
-        """Number of operations that are queued or not yet committed."""
+        """Number of operations that are queued or not yet committed; 0 while inactive."""
         return self.active.pending if self.active is not None else 0
 
     @property
     def waiting_fetches(self) -> int:
-        """Number of fetches that wait for new records."""
+        """Number of quorum fetches that wait at this leader for new records; 0 on other voters."""
         leadership = self.driver.machine.leadership
         return len(leadership.waiting) if leadership is not None else 0
 
@@ -105,7 +105,8 @@ class QuorumController:
         self.loader.start()
 
     async def stop(self, *, cleanly: bool) -> None:
-        """Stop. If `cleanly`, first commit pending operations, resign as leader and flush the log."""
+        """Stop. If `cleanly`, first commit pending operations for up to `shutdown.grace.ms`, resign as leader and flush
+        the log. Remaining operations fail with NOT_CONTROLLER."""
         self._is_stopped = True
         if cleanly and self.active is not None:
             await self.active.drain(self._config.shutdown_grace_ms / 1000, self._refusal())
@@ -127,7 +128,8 @@ class QuorumController:
     # --- notifications of the driver and the loader
 
     def state_changed(self, state: State, epoch: int, leader_id: int) -> None:
-        """Deactivate if `state` and `epoch` end the epoch that this node led. A `leader_id` of -1 is unknown."""
+        """Deactivate if `state` and `epoch` end the epoch that this node led, and schedule an activation if it may lead
+        now. `leader_id` is -1 if the leader is unknown."""
         if leader_id not in (-1, self._known_leader):
             self._known_leader = leader_id
             self._metrics.new_active_controllers.inc()
@@ -138,7 +140,7 @@ class QuorumController:
         self._activate_soon()
 
     def committed(self, high_watermark: int) -> None:
-        """Apply the committed records and complete the responses that waited for `high_watermark`."""
+        """Apply the records below `high_watermark`, and complete the responses that waited for it."""
         self.loader.committed(high_watermark)
         if self.active is not None:
             self.active.committed(high_watermark)
@@ -146,7 +148,7 @@ class QuorumController:
             self._activate_soon()
 
     async def _published(self, image: MetadataImage, delta: MetadataDelta) -> None:
-        """Activate if possible: the image has reached the high watermark."""
+        """Activate if possible, now that the image has reached the high watermark."""
         self._activate()
 
     # --- the active controller
@@ -193,10 +195,11 @@ class QuorumController:
             active.end(refusal)
 
     async def do(self, operation: str, decide: DecideWith, *, is_cleanup: bool = False) -> Any:
-        """Make a decision and return its response once it is committed.
+        """Make a decision and return its response once it is committed. `operation` names it in metrics.
 
-        Raises KafkaError: NOT_CONTROLLER if this controller is not active or has lost contact with a majority, or the
-        error of the decision.
+        Raises KafkaError: NOT_CONTROLLER if this controller is not active, has lost contact with a majority or stops
+        being active before the commit (a failed single voter: its fatal error); REQUEST_TIMED_OUT if too many
+        operations are pending; or the error of the decision.
         """
         active, leadership = self.active, self.driver.machine.leadership
         if active is None:

@@ -23,7 +23,7 @@ _FUNCTIONS = coroutines_in(sys.modules[__name__])
 
 
 def make_handlers(controller: ControllerParts) -> dict[Api, Handler]:
-    """Return the handlers of all APIs that the active controller serves.
+    """Return API -> handler for all APIs that the active controller serves, except those of the quorum.
 
     Raises LookupError if an API has neither a coroutine nor a method of `MetadataController`.
     """

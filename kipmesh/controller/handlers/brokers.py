@@ -12,7 +12,8 @@ from kipmesh.core.context import RequestContext
 async def broker_registration(
     controller: ControllerParts, request: m.BrokerRegistrationRequest, context: RequestContext
 ) -> Any:
-    """Register a broker and start its session."""
+    """Register a broker and start its session. Error codes: see `BrokerLifecycle.register`. Raises KafkaError as
+    `QuorumController.do` does."""
     return await controller.do(
         "BrokerRegistration", lambda core: core.brokers.register(request, controller.now_ms(), controller.next_offset())
     )
@@ -21,7 +22,8 @@ async def broker_registration(
 async def broker_heartbeat(
     controller: ControllerParts, request: m.BrokerHeartbeatRequest, context: RequestContext
 ) -> Any:
-    """Renew a broker's session, and record the stream of this heartbeat as the broker's."""
+    """Renew a broker's session, and record the stream of this heartbeat as the broker's. Error codes:
+    BROKER_ID_NOT_REGISTERED, STALE_BROKER_EPOCH. Raises KafkaError as `QuorumController.do` does."""
     stream = context.stream
     if stream:
         controller.heartbeat_streams[stream] = request.broker_id

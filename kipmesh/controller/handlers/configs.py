@@ -22,12 +22,15 @@ from kipmesh.messages.apis.admin import configs
 async def incremental_alter_configs(
     controller: ControllerParts, request: configs.IncrementalAlterConfigsRequest, context: RequestContext
 ) -> Any:
-    """Set or delete single configuration keys of resources."""
+    """Set or delete single configuration keys of resources, then retry pending elections. Error codes: see
+    `core.metadata.configs.alter_configs`. Raises KafkaError as `QuorumController.do` does."""
     return await _alter(controller, "IncrementalAlterConfigs", lambda core: core.incremental_alter_configs(request))
 
 
 async def alter_configs(controller: ControllerParts, request: m.AlterConfigsRequest, context: RequestContext) -> Any:
-    """Replace all configuration keys of resources."""
+    """Set the keys in the request and delete all other keys of each resource, then retry pending elections. A resource
+    named twice gets INVALID_REQUEST; other error codes as in IncrementalAlterConfigs. Raises KafkaError as
+    `QuorumController.do` does."""
     return await _alter(controller, "AlterConfigs", lambda core: _replace(core, request))
 
 

@@ -27,10 +27,11 @@ RETRY_S = 0.1
 async def elect_leaders(
     controller: ControllerParts, request: m.ElectLeadersRequest, context: RequestContext
 ) -> m.ElectLeadersResponse:
-    """Elect leaders of the named partitions.
+    """Elect leaders of the named partitions, with the results of the table in `core.metadata.elections`.
 
     If the request names none, all partitions that need an election are decided, and the response omits those that
-    turned out not to need one.
+    turned out not to need one. An unclean election waits for missing log ends until the request's timeout. An unknown
+    election type gets INVALID_REQUEST. Raises KafkaError as `QuorumController.do` does.
     """
     try:
         election_type = m.ElectionType(request.election_type)
