@@ -50,7 +50,7 @@ class Plan:
     """End offset of `segments`."""
     first_dirty_offset: int
     producers: frozenset[int]
-    """Last offset of each producer."""
+    """Last offset of each idempotent producer."""
     generation: int
     """Generation of the log's durability when the plan was made, updated after each swap."""
     dirty_ratio: float
@@ -59,12 +59,16 @@ class Plan:
 
     @property
     def is_due(self) -> bool:
-        """Whether the log is dirty enough (`min.cleanable.dirty.ratio`) or overdue."""
+        """Whether the dirty share of bytes exceeds `min.cleanable.dirty.ratio`, or the log is overdue."""
         return self.is_overdue or self.dirty_ratio > self.log.config.min_cleanable_dirty_ratio
 
 
 def plan_compaction(log: Log, now_ms: int, high_watermark: int) -> Plan | None:
-    """Return what can be compacted, or None if nothing is dirty or the log is not compacted. Raises OSError."""
+    """Return the segments that can be compacted, or None if no segment is dirty.
+
+    Also returns None if the topic is not compacted, for the metadata log, and if the log has failed or is replacing
+    segments. Raises OSError, CorruptRecordError.
+    """
     config = log.config
     if not config.is_compacted or log.topic == CLUSTER_METADATA_TOPIC or log.failed or log.swap:
         return None
@@ -100,14 +104,14 @@ def plan_compaction(log: Log, now_ms: int, high_watermark: int) -> Plan | None:
 
 
 class OffsetMap(NamedTuple):
-    """Last offset of each key in the records from the first dirty offset to `end_offset`."""
+    """Last offset of each key in the records from the plan's first dirty offset to `end_offset` (exclusive)."""
 
     offsets: Mapping[bytes, int]
     end_offset: int
 
 
 def _batches(log: Log, segment: Segment, pace: Pace) -> Iterator[tuple[BatchHeader, bytes]]:
-    """Yield header and bytes of each batch. Raises CorruptRecordError for a wrong CRC."""
+    """Yield header and bytes of each batch, calling `pace`. Raises OSError; CorruptRecordError for a wrong CRC."""
     for position, header in segment.batches():
         data = segment.read_at(header.size_bytes, position)
         check_crc(data, 0, header)
@@ -116,7 +120,10 @@ def _batches(log: Log, segment: Segment, pace: Pace) -> Iterator[tuple[BatchHead
 
 
 def build_offset_map(plan: Plan, memory_bytes: int, pace: Pace) -> OffsetMap:
-    """Read the dirty part, up to `memory_bytes` of keys, into an offset map. Raises OSError, CorruptRecordError."""
+    """Read the dirty records into an offset map, until the keys need an estimated `memory_bytes`.
+
+    Raises OSError, CorruptRecordError.
+    """
     offsets: dict[bytes, int] = {}
     used, end = 0, plan.first_dirty_offset
     for number, segment in enumerate(plan.segments):
@@ -136,7 +143,10 @@ def build_offset_map(plan: Plan, memory_bytes: int, pace: Pace) -> OffsetMap:
 
 
 def group_segments(plan: Plan, end_offset: int) -> list[list[Segment]]:
-    """Group the segments that start below `end_offset`. Each group is rewritten as one segment."""
+    """Group adjacent segments that start below `end_offset`, up to `segment.bytes` per group.
+
+    Each group is rewritten as one segment.
+    """
     config, groups = plan.log.config, list[list[Segment]]()
     size = 0
     for number, segment in enumerate(plan.segments):
@@ -204,7 +214,7 @@ class _Writer:
         self._bytes = 0
 
     def finish(self) -> None:
-        """Write all buffered data and indexes, and sync the files."""
+        """Write all buffered data and indexes, and sync the files. Raises OSError."""
         self._fill()
         if self._parts:
             self._write()
@@ -213,7 +223,10 @@ class _Writer:
 
 
 def compact(plan: Plan, group: Sequence[Segment], offset_map: OffsetMap, now_ms: int, pace: Pace) -> Swap | None:
-    """Write the compacted copy of a group. Return None if nothing changes. Raises OSError, CorruptRecordError."""
+    """Write the compacted copy of a group, and return the swap that replaces the group by it.
+
+    Returns None if the group is one segment that would not change. Raises OSError, CorruptRecordError.
+    """
     log = plan.log
     new = Segment(log.files, log.dir, group[0].base_offset, max(each.created_ms for each in group), CLEANED_SUFFIX)
     new.remove()  # of an earlier attempt
@@ -232,7 +245,7 @@ def compact(plan: Plan, group: Sequence[Segment], offset_map: OffsetMap, now_ms:
 def _write(
     plan: Plan, group: Sequence[Segment], offset_map: OffsetMap, now_ms: int, writer: _Writer, pace: Pace
 ) -> bool:
-    """Return whether any batch changed."""
+    """Write the compacted batches of a group by `writer`. Return whether any batch changed."""
     is_changed = False
     retention_ms = plan.log.config.delete_retention_ms
     for segment in group:
@@ -254,7 +267,10 @@ def _write(
 
 
 def mark_clean(plan: Plan, offset_map: OffsetMap) -> bool:
-    """Mark the records in `offset_map` as clean, after the last swap. Return False if the log changed meanwhile."""
+    """Raise the log's first dirty offset to the end of `offset_map`. Call it after the last swap.
+
+    Returns False, without any effect, if anything but these swaps truncated or removed segments meanwhile.
+    """
     if not plan.log.durability.is_unchanged(plan.generation):
         return False
     plan.log.first_dirty_offset = max(plan.log.first_dirty_offset, offset_map.end_offset)
@@ -262,9 +278,9 @@ def mark_clean(plan: Plan, offset_map: OffsetMap) -> bool:
 
 
 def compact_now(log: Log, now_ms: int, high_watermark: int, *, memory_bytes: int = 128 << 20) -> bool:
-    """Run a complete compaction, for tests and tools. Return False if there was nothing to do or the log changed.
+    """Run a complete compaction, for tests and tools. Return whether the compacted records were marked clean.
 
-    Raises OSError, KafkaError.
+    Returns False if there was nothing to do, or if the log was truncated meanwhile. Raises OSError, KafkaError.
     """
     plan = plan_compaction(log, now_ms, high_watermark)
     if plan is None:
@@ -285,4 +301,4 @@ def compact_now(log: Log, now_ms: int, high_watermark: int, *, memory_bytes: int
 
 
 def _no_pace(size_bytes: int) -> None:
-    """Do not limit the rate."""
+    """A `Pace` that does not limit the rate."""

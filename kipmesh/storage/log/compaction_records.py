@@ -45,7 +45,10 @@ class RecordLocation(NamedTuple):
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return the value and the position after it. Raises IndexError, CorruptRecordError."""
+    """Return the value of the varint at `position`, and the position after it.
+
+    Raises IndexError if it is incomplete, CorruptRecordError if it has more than ten bytes.
+    """
     byte = data[position]
     if byte < 0x80:
         return (byte >> 1) ^ -(byte & 1), position + 1
@@ -61,7 +64,10 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def records_of(data: bytes, header: BatchHeader) -> bytes:
-    """Return the decompressed records of a batch. Raises CorruptRecordError."""
+    """Return the decompressed records of a batch.
+
+    Raises CorruptRecordError if they are invalid or larger than `RECORDS_BYTES_MAX`.
+    """
     body = data[HEADER_BYTES : header.size_bytes]
     limit = max(_OUTPUT_BYTES_MIN, len(body) * _OUTPUT_RATIO)  # start small: `decompress` allocates the limit
     while limit < RECORDS_BYTES_MAX:
@@ -73,9 +79,9 @@ def records_of(data: bytes, header: BatchHeader) -> bytes:
 
 
 def locate_records(records: bytes, header: BatchHeader) -> list[RecordLocation]:
-    """Return the location of each record.
+    """Return the location of each record in the decompressed `records` of a batch.
 
-    Raises CorruptRecordError if they are incomplete or their offsets do not rise.
+    Raises CorruptRecordError if they are incomplete, their offsets do not rise, or bytes follow the last one.
     """
     found: list[RecordLocation] = []
     position, before = 0, -1
@@ -108,7 +114,7 @@ def locate_records(records: bytes, header: BatchHeader) -> list[RecordLocation]:
 
 
 def validate_keys(batch: bytes, header: BatchHeader) -> None:
-    """Raise KafkaError(INVALID_RECORD) unless all records of a batch for a compacted topic are valid and have a key."""
+    """Raise KafkaError(INVALID_RECORD) unless all records of a batch are valid, with keys and without offset gaps."""
     try:
         found = locate_records(records_of(bytes(batch), header), header)
     except CorruptRecordError as error:
@@ -122,7 +128,7 @@ def validate_keys(batch: bytes, header: BatchHeader) -> None:
 
 
 def keys_of(data: bytes, header: BatchHeader) -> Sequence[tuple[bytes, int]]:
-    """Return key and offset of each record with a key; empty for control batches and undecodable ones."""
+    """Return (key, offset) of each record that has a key. Empty if the batch is a control batch or cannot be decoded."""
     if header.is_control or not header.record_count:
         return ()
     try:
@@ -133,13 +139,13 @@ def keys_of(data: bytes, header: BatchHeader) -> Sequence[tuple[bytes, int]]:
 
 
 def empty_batch(header: BatchHeader) -> bytes:
-    """Return the batch without its records. It keeps the producer's last sequence."""
+    """Return the batch without its records. It keeps its offsets and the producer's last sequence."""
     kept = header._replace(record_count=0, base_timestamp=header.max_timestamp).with_records(0, 0)
     return join(kept._replace(attributes=kept.attributes & ~DELETE_HORIZON), b"")
 
 
 def filler_batch(base_offset: int, last_offset: int, leader_epoch: int) -> bytes:
-    """Return a batch without records that replaces omitted batches."""
+    """Return a batch without records and producer that has these offsets, in place of omitted batches."""
     header = BatchHeader(
         base_offset, 0, leader_epoch, 2, 0, 0, last_offset - base_offset, _NO_TIMESTAMP, _NO_TIMESTAMP, -1, -1, -1, 0
     )
@@ -149,9 +155,10 @@ def filler_batch(base_offset: int, last_offset: int, leader_epoch: int) -> bytes
 def clean_batch(
     data: bytes, header: BatchHeader, newest: Mapping[bytes, int], now_ms: int, delete_retention_ms: int
 ) -> bytes | None:
-    """Return the batch with the records that are kept: `data` itself if all are, None if none is.
+    """Return the batch with only the records that compaction keeps, or None if it keeps none.
 
-    `newest`: last offset of each known key. `now_ms`: wall-clock time. The batch is complete.
+    Returns `data` itself if nothing changes, and for control batches and batches that cannot be decoded. `newest`: last
+    offset of each known key. `now_ms`: wall-clock time. The batch is complete.
     """
     if header.is_control or not header.record_count:
         return data
@@ -193,7 +200,7 @@ def clean_batch(
 
 
 def _put_moved(out: bytearray, records: bytes, place: RecordLocation, by_ms: int) -> None:
-    """Append the record, with its timestamp delta shifted by `by_ms`."""
+    """Append the record to `out`, with its timestamp delta increased by `by_ms`."""
     record = bytearray(records[place.attributes : place.attributes + 1])
     put_varint(record, place.timestamp_delta + by_ms)
     record += records[place.rest : place.end]

@@ -61,15 +61,17 @@ class Durability:
     # -- called by the owner
 
     def note_append(self, now_ms: int) -> None:
-        """Start the `flush.ms` timer, unless it runs."""
+        """Start the `flush.ms` timer at `now_ms`, unless it is running."""
         if self._unflushed_since_ms is None:
             self._unflushed_since_ms = now_ms
 
     @contextmanager
     def changing_files(self) -> Iterator[None]:
-        """Enclose a change that renames, removes or truncates files.
+        """Context manager that encloses a change that renames, removes or truncates files.
 
-        After an exception the generation stays odd, because the log must not be used any longer.
+        The generation is odd meanwhile.
+
+        After an exception it stays odd, because the log must not be used any longer.
         """
         self.stop()
         yield
@@ -79,7 +81,7 @@ class Durability:
             self._generation += 1
 
     def stop(self) -> None:
-        """Prevent all flushes from advancing the recovery point."""
+        """Make the generation odd: running flushes no longer advance the recovery point, and later ones do nothing."""
         with self._lock:
             self._generation |= 1
 
@@ -94,16 +96,23 @@ class Durability:
         return self._generation != self._generation_synced
 
     def note_recovered(self, *, is_unclean: bool, is_lowered: bool) -> None:
-        """Assume unsynced truncations by the previous process, and a checkpoint above the log that was loaded."""
+        """Set the state after loading a log.
+
+        `is_unclean`: the previous process may have left unsynced truncations. `is_lowered`: the checkpoint on disk is
+        above the loaded recovery point.
+        """
         self._generation_synced = -1 if is_unclean else 0
         self._lowered = int(is_lowered)
 
     def is_unchanged(self, generation: int) -> bool:
-        """Return whether everything read since `generation` was observed belongs to one consistent state."""
+        """Return whether `generation` is even and still current.
+
+        If so, everything read since `generation` was observed belongs to one consistent state.
+        """
         return generation == self._generation and not generation & 1
 
     def lower(self, log_end_offset: int) -> None:
-        """Lower the recovery point to the log end after a truncation."""
+        """Lower the recovery point to the log end after a truncation. Never raises it."""
         with self._lock:
             if self.recovery_point > log_end_offset:
                 self.recovery_point = log_end_offset
@@ -115,14 +124,14 @@ class Durability:
         return self._lowered != self._lowered_checkpointed
 
     def to_checkpoint(self) -> tuple[int, int]:
-        """Return the recovery point to checkpoint, and a token for `note_checkpoint`."""
+        """Return (recovery point to checkpoint, token for `note_checkpoint`). The point respects `capped`."""
         with self._lock:
             point = self.recovery_point
             return (point if self._cap is None else min(point, self._cap)), self._lowered
 
     @contextmanager
     def capped(self, offset: int) -> Iterator[None]:
-        """Cap checkpointed recovery points at `offset` during a possible truncation to it."""
+        """Context manager that caps checkpointed recovery points at `offset`, during a possible truncation to it."""
         with self._lock:
             self._cap = offset
         try:
@@ -132,17 +141,17 @@ class Durability:
                 self._cap = None
 
     def note_checkpoint(self, mark: int) -> None:
-        """Record that the value returned with this token by `to_checkpoint` is on disk."""
+        """Record that the recovery point that `to_checkpoint` returned with the token `mark` is on disk."""
         with self._lock:
             self._lowered_checkpointed = max(self._lowered_checkpointed, mark)
 
     def skip_to(self, offset: int) -> None:
-        """Raise the recovery point to the new start of the first segment."""
+        """Raise the recovery point to `offset`, the new start of the first segment. Never lowers it."""
         with self._lock:
             self.recovery_point = max(self.recovery_point, offset)
 
     def is_due(self, now_ms: int, config: TopicConfig, log_end_offset: int, active_base_offset: int) -> bool:
-        """Return whether `flush.messages`, `flush.ms` or a rolled segment requires a flush."""
+        """Return whether `flush.messages`, `flush.ms` or a rolled segment requires a flush; False if all is durable."""
         unflushed = log_end_offset - self.recovery_point
         if unflushed <= 0:
             return False
@@ -156,8 +165,9 @@ class Durability:
     def flush(self, take_snapshot: Callable[[], Snapshot], epochs: LeaderEpochs, *, sealed: bool = False) -> None:
         """Sync the segments of `take_snapshot()` and the epochs, then advance the recovery point.
 
-        `sealed`: also sync the indexes of the active segment, for the last flush. Raises EpochsNotWrittenError, which
-        is transient, or OSError, after which the durable state is unknown.
+        Does nothing while the generation is odd. If it changes meanwhile, the recovery point stays. `sealed`: also sync
+        the indexes of the active segment, for the last flush. Raises EpochsNotWrittenError, which is transient, or
+        OSError, after which the durable state is unknown.
         """
         with self._flush_lock:
             # Both are read before the snapshot, to detect later truncations and to restart the timer for later appends.
@@ -207,7 +217,10 @@ class Durability:
                 segment.sync(with_indexes=sealed or not is_active)
 
     def sync_identity(self) -> None:
-        """Make `partition.metadata` durable. The caller syncs the data directory. Raises OSError."""
+        """Make `partition.metadata` durable. Does nothing while the generation is odd.
+
+        The caller syncs the data directory. Raises OSError.
+        """
         with self._flush_lock:
             generation = self._generation
             if generation & 1:

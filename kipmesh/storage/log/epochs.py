@@ -17,7 +17,7 @@ UNDEFINED = EpochEndOffset(-1, -1)
 
 
 class LeaderEpochs:
-    """(epoch, start offset) pairs of a log, oldest first."""
+    """Leader epochs of one log: (epoch, start offset) pairs, oldest first."""
 
     __slots__ = ("entries", "latest_epoch", "written")
 
@@ -35,7 +35,7 @@ class LeaderEpochs:
         return self.written != self.entries
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """Start `epoch` at `start_offset`, and remove entries that contradict it.
+        """Start `epoch` at `start_offset`. Remove entries whose epoch or start offset is not lower.
 
         Assigning the latest epoch again keeps its first start offset. Raises ValueError for negative arguments.
         """
@@ -72,10 +72,10 @@ class LeaderEpochs:
         self._replace(())
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> EpochEndOffset:
-        """Return the largest epoch at or below `epoch`, and its end offset.
+        """Return the largest epoch at or below `epoch`, and its end offset; for the latest epoch that is the log end.
 
-        Returns (-1, -1) if `epoch` is -1 or above all entries. Below all entries, returns `epoch` itself with the start
-        offset of the first entry.
+        Returns (-1, -1) if `epoch` is negative or above all entries, or if there are none. Below all entries, returns
+        `epoch` itself with the start offset of the first entry.
         """
         entries = self.entries
         if epoch < 0 or not entries:
@@ -88,7 +88,7 @@ class LeaderEpochs:
         return EpochEndOffset(entries[above - 1][0] if above else epoch, entries[above][1])
 
     def epoch_of(self, offset: int) -> int:
-        """Return the epoch of the record at `offset`, or -1 if it is before all entries."""
+        """Return the leader epoch of the record at `offset`, or -1 if it is before all entries."""
         at = bisect_right(self.entries, offset, key=lambda entry: entry[1])
         return self.entries[at - 1][0] if at else -1
 

@@ -30,7 +30,7 @@ _BLOCK_ENTRIES = 512
 
 
 class SparseIndex:
-    """An append-only file of number pairs. Both numbers rise."""
+    """One index file of a segment: an append-only file of number pairs, both of which rise."""
 
     __slots__ = ("_entry", "_files", "_lock", "_pending", "_written", "last", "path")
 
@@ -49,7 +49,10 @@ class SparseIndex:
         return self._written + len(self._pending) // self._entry.size
 
     def load(self, file_bytes: int) -> None:
-        """Use an existing file of that size. Raises CorruptRecordError unless it consists of complete entries."""
+        """Use the existing file, which has `file_bytes` bytes.
+
+        Raises OSError; CorruptRecordError unless the file consists of complete entries.
+        """
         if file_bytes % self._entry.size:
             raise CorruptRecordError(
                 f"size of {os.path.basename(self.path)} must be a multiple of {self._entry.size}, got {file_bytes}"
@@ -59,7 +62,7 @@ class SparseIndex:
         self.last = self.at(self._written - 1) if self._written else None
 
     def append(self, first: int, second: int) -> None:
-        """Add an entry. Raises OSError, except on a full disk, which only delays the write."""
+        """Add an entry; entries are written in blocks. Raises OSError. A full disk only delays the write."""
         with self._lock:
             self._pending += self._entry.pack(first, second)
             self.last = (first, second)
@@ -85,7 +88,10 @@ class SparseIndex:
         return first, second
 
     def floor(self, key: int, *, field: int = 0) -> int:
-        """Return the index of the last entry whose number `field` (0 or 1) is at most `key`, or -1 if there is none."""
+        """Return the index of the last entry whose number `field` (0 or 1) is at most `key`, or -1 if there is none.
+
+        Raises OSError; CorruptRecordError if the file is too short.
+        """
         unpack, size = self._entry.unpack_from, self._entry.size
         with self._lock:
             low, high = 0, self.count  # the result + 1 is within [low, high]
@@ -103,7 +109,7 @@ class SparseIndex:
         return low - 1
 
     def truncate(self, count: int) -> None:
-        """Keep the first `count` entries. Raises OSError."""
+        """Keep the first `count` entries. Does nothing if there are fewer. Raises OSError."""
         if count >= self.count:
             return
         with self._lock:
@@ -124,7 +130,7 @@ class SparseIndex:
             self._files.get(self.path).truncate(0)
 
     def _bytes(self, start: int, end: int) -> bytes:
-        """Return the bytes of entries [start, end)."""
+        """Return the bytes of entries [start, end). Raises OSError; CorruptRecordError if the file is too short."""
         size = self._entry.size
         data = b""
         with self._lock:

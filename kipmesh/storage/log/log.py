@@ -9,8 +9,8 @@ Threads: one owner calls every method. `flush`, `sync_identity`, `remove_deleted
 
 Invariants: log_start_offset <= log_end_offset; every batch below recovery_point is durable; `read` returns only
 completely written batches. A partial write is truncated. A full disk is a transient error. Any other disk error is
-permanent: all methods raise `StorageError` until the log is reloaded. That includes a failed fsync, because a second
-fsync may succeed although the kernel dropped the data.
+permanent: until the log is reloaded, methods that read or change it raise that `StorageError` (`check_usable`). That
+includes a failed fsync, because a second fsync may succeed although the kernel dropped the data.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ OnFailed = Callable[["Log", StorageError], None]
 
 @dataclass(eq=False, repr=False)
 class Log:
-    """The log of one partition, see the module. Created by `kipmesh.storage.log.log_loader.open_log`."""
+    """The log of one partition: appends, reads, truncates, flushes. Created by `log_loader.open_log`, see the module."""
 
     files: OpenFiles
     dir: str
@@ -97,7 +97,7 @@ class Log:
 
     @property
     def unflushed_messages(self) -> int:
-        """Number of records that are not known to be durable."""
+        """Number of offsets at the log end that are not known to be durable."""
         return max(0, self.log_end_offset - self.recovery_point)
 
     def update_config(self, config: TopicConfig) -> None:
@@ -112,8 +112,9 @@ class Log:
         A duplicate from an idempotent producer is not written again: the result has the offsets of the first write and
         `size_bytes` 0.
 
-        Raises KafkaError (FENCED_LEADER_EPOCH, the codes of `validate_produced`, or those of the producer's sequence
-        check), and StorageError if the disk fails or is full.
+        Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION if the log is closed; FENCED_LEADER_EPOCH if `leader_epoch` is
+        below the log's latest; the codes of `validate_produced` and of `Producers.check`. Raises StorageError if the
+        log has failed before, or if the disk fails or is full.
         """
         self._check_appendable()
         config = self.config
@@ -150,10 +151,10 @@ class Log:
         return AppendInfo(first_offset, last_offset, max_timestamp, append_time, len(data))
 
     def _check_appendable(self) -> None:
-        """Checkpoint a lowered recovery point before new batches are written.
+        """Raise as `check_usable`, then checkpoint a lowered recovery point before new batches are written.
 
         Otherwise the checkpoint on disk would vouch for offsets that were truncated. `truncate_to` does not write it,
-        so that one checkpoint covers all logs that are truncated together.
+        so that one checkpoint covers all logs that are truncated together. Raises StorageError if it cannot be written.
         """
         self.check_usable()
         if self.durability.is_checkpoint_stale:
@@ -163,10 +164,14 @@ class Log:
             self.durability.note_checkpoint(mark)
 
     def append_as_follower(self, records: bytes, now_ms: int) -> AppendInfo | None:
-        """Write batches fetched from the leader, unchanged. Return None if `records` contains no complete batch.
+        """Write the complete batches fetched from the leader, with their offsets and epochs.
 
-        Raises CorruptRecordError, before anything is written, if a batch is corrupt or does not continue the log. If it
-        raises StorageError, the batches below `log_end_offset` were written.
+        Return None if there is none.
+
+        A batch without records that starts before the log end is shortened. Raises CorruptRecordError, before anything
+        is written, if a batch is corrupt or does not continue the log; KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if the
+        log is closed; StorageError if the log has failed before, or if the disk fails or is full. After a StorageError,
+        the batches below `log_end_offset` are written.
         """
         self._check_appendable()
         if self.topic != CLUSTER_METADATA_TOPIC:
@@ -191,7 +196,10 @@ class Log:
         return AppendInfo(first_offset, last.last_offset, max_timestamp, -1, position + last.size_bytes)
 
     def _check_continues(self, records: bytes, batches: list[tuple[int, BatchHeader]]) -> None:
-        """Raise CorruptRecordError unless the batches continue the log. An empty log may start within a batch."""
+        """Raise CorruptRecordError unless the batches continue the log.
+
+        An empty log may start within the first batch. The log end is then moved back to the start of that batch.
+        """
         start = self.log_end_offset
         first = batches[0][1]
         if not (first.base_offset < start <= first.last_offset and self.log_start_offset == start):
@@ -222,7 +230,7 @@ class Log:
         return stop
 
     def _segment_for(self, size: int, last_offset: int, max_timestamp: int, now_ms: int) -> Segment:
-        """Return the active segment, after rolling it if Kafka would roll before this batch."""
+        """Return the active segment for a batch, creating its file or rolling it where Kafka would roll."""
         segment = self.segments.active
         if not segment.exists:
             segment.create()
@@ -232,14 +240,22 @@ class Log:
         return self.segments.active
 
     def maybe_roll(self, now_ms: int) -> None:
-        """Roll the active segment if it is older than `segment.ms`. Raises StorageError."""
+        """Start a new active segment if the current one is not empty and older than `segment.ms`.
+
+        Raises StorageError if the log has failed or the disk fails, KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if the log
+        is closed.
+        """
         self.check_usable()
         with self.storage_errors("roll"):
             if self.segments.active.age_ms(now_ms, now_ms) > self.config.roll_ms:
                 self.roll(now_ms)
 
     def roll(self, now_ms: int) -> None:
-        """Start a new active segment, unless the current one is empty. Raises StorageError."""
+        """Start a new active segment, unless the current one is empty.
+
+        Raises StorageError if the log has failed or the disk fails, KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if the log
+        is closed.
+        """
         self.check_usable()
         with self.storage_errors("roll"):
             if self.segments.active.size_bytes:
@@ -252,18 +268,24 @@ class Log:
         self.durability.names_dirty = True
 
     def assign_epoch(self, leader_epoch: int) -> None:
-        """Start `leader_epoch` at the log end, when this replica becomes leader."""
+        """Start `leader_epoch` at the log end, when this replica becomes leader.
+
+        Raises StorageError if the log has failed, KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if it is closed.
+        """
         self.check_usable()
         self.epochs.assign(leader_epoch, self.log_end_offset)
 
     # -- reading
 
     def read(self, offset: int, max_bytes: int, max_offset: int, min_one_batch: bool) -> bytes:
-        """Return complete batches from the one that contains `offset`, up to `max_offset`; b"" if there are none.
+        """Return complete batches from the one that contains `offset`, all of whose offsets are below `max_offset`.
 
-        Returns at most `max_bytes`. If the first batch is larger, it is returned if `min_one_batch`, else b"". Raises
-        KafkaError(OFFSET_OUT_OF_RANGE) if `offset` is outside of the log, CorruptRecordError for an incomplete batch,
-        StorageError if the disk fails.
+        Returns b"" if there are none. The first batch may start before `offset`. Returns at most `max_bytes`, except
+        that `min_one_batch` permits one larger batch; without it the result is then b"".
+
+        Raises KafkaError: OFFSET_OUT_OF_RANGE if `offset` is below the log start or above the log end,
+        UNKNOWN_TOPIC_OR_PARTITION if the log is closed. Raises CorruptRecordError for an invalid or incomplete batch,
+        StorageError if the log has failed or the disk fails.
         """
         self.check_usable()
         if not self.log_start_offset <= offset <= self.log_end_offset:
@@ -293,35 +315,43 @@ class Log:
         return data if end == len(data) else data[:end]
 
     def bytes_from(self, offset: int) -> int:
-        """Return the total size of the batches from the one that contains `offset`.
+        """Return the size in bytes of all batches from the one that contains `offset`; 0 at or after the log end.
 
-        Raises OSError, CorruptRecordError.
+        Raises OSError; CorruptRecordError if the batch cannot be found.
         """
         return self.segments.bytes_from(offset) if offset < self.log_end_offset else 0
 
     def end_offset_for_epoch(self, epoch: int) -> EpochEndOffset:
-        """Return the largest leader epoch at or below `epoch` and its end offset, or (-1, -1) if unknown."""
+        """Return the largest leader epoch at or below `epoch`, and its end offset.
+
+        Returns (-1, -1) if `epoch` is -1 or above the latest epoch. Below all epochs, returns `epoch` itself with the
+        start offset of the first one.
+        """
         return self.epochs.end_offset_for(epoch, self.log_end_offset)
 
     def offset_for_timestamp(self, timestamp_ms: int, max_offset: int) -> TimestampOffset | None:
         """Return the first record below `max_offset` whose timestamp (ms) is at least `timestamp_ms`, or None.
 
-        Thread-safe. May decompress. Raises KafkaError(OFFSET_NOT_AVAILABLE) if truncations keep interrupting the
-        search, StorageError if the disk fails.
+        Thread-safe. May decompress a batch. Raises KafkaError: OFFSET_NOT_AVAILABLE if truncations keep interrupting
+        the search, UNKNOWN_TOPIC_OR_PARTITION if the log is closed. Raises CorruptRecordError for an invalid batch,
+        StorageError if the log has failed or the disk fails.
         """
         return self._search(partial(first_at_or_after, timestamp_ms), max_offset)
 
     def max_timestamp_offset(self, max_offset: int) -> TimestampOffset | None:
-        """Return the first record below `max_offset` with the largest timestamp, or None. Thread-safe. May decompress.
+        """Return the first record with the largest timestamp of those below `max_offset`, or None if there is none.
 
-        Raises the same errors as `offset_for_timestamp`.
+        Thread-safe. May decompress a batch. Raises KafkaError: OFFSET_NOT_AVAILABLE if truncations keep interrupting
+        the search, UNKNOWN_TOPIC_OR_PARTITION if the log is closed. Raises CorruptRecordError for an invalid batch,
+        StorageError if the log has failed or the disk fails.
         """
         return self._search(largest, max_offset)
 
     def _search(self, find: Callable[[Sequence[Segment], int, int], _Found], max_offset: int) -> _Found:
         """Return `find(segments, log start offset, max offset)`, computed on one consistent state of the log.
 
-        Repeats a search that a truncation interrupted, at most `_SEARCHES_MAX` times.
+        Repeats a search that a truncation interrupted. Raises KafkaError(OFFSET_NOT_AVAILABLE) after `_SEARCHES_MAX`
+        attempts.
         """
         for _ in range(_SEARCHES_MAX):
             self.check_usable()
@@ -342,7 +372,11 @@ class Log:
     def truncate_to(self, offset: int) -> None:
         """Remove every batch that contains `offset` or a later one.
 
-        The log may end before `offset`, if that is within a batch. Raises StorageError; the failure is then permanent.
+        No batch is removed if `offset` is not below the log end.
+
+        If `offset` is within a batch, the log then ends at the start of that batch. If it is below the first segment,
+        the empty log starts and ends at `offset`. Raises StorageError if the log has failed or the disk fails, which is
+        then permanent; KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if the log is closed.
         """
         self.check_usable()
         if offset >= self.log_end_offset:
@@ -367,7 +401,8 @@ class Log:
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Remove all batches. The empty log starts and ends at `offset`.
 
-        Raises StorageError; the failure is then permanent.
+        Raises StorageError if the log has failed or the disk fails, which is then permanent;
+        KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if the log is closed.
         """
         self.check_usable()
         with self.storage_errors("truncate", permanent=True):
@@ -381,16 +416,17 @@ class Log:
                 self.log_start_offset = offset
 
     def _end_at(self, offset: int) -> None:
-        """Set the log end after a truncation. Later batches are not durable yet."""
+        """Set the log end after a truncation, and lower the recovery point and first dirty offset to it."""
         self.log_end_offset = offset
         self.first_dirty_offset = min(self.first_dirty_offset, offset)
         self.size_bytes = self.segments.size_bytes
         self.durability.lower(offset)
 
     def increment_log_start_offset(self, offset: int) -> None:
-        """Hide records below `offset` from readers.
+        """Raise the log start to `offset`, which hides earlier records from readers. Never lowers it.
 
-        Raises KafkaError(OFFSET_OUT_OF_RANGE) if `offset` exceeds the log end.
+        Raises KafkaError: OFFSET_OUT_OF_RANGE if `offset` exceeds the log end, UNKNOWN_TOPIC_OR_PARTITION if the log is
+        closed. Raises StorageError if the log has failed.
         """
         self.check_usable()
         if offset > self.log_end_offset:
@@ -404,7 +440,9 @@ class Log:
     def run_retention(self, now_ms: int, high_watermark: int) -> int:
         """Retire segments below the high watermark by time, size and log start offset. Return their number.
 
-        The files are removed after `file.delete.delay.ms`. Raises StorageError; the failure is then permanent.
+        Raises the log start to the first remaining segment. `remove_deleted` removes the files after
+        `file.delete.delay.ms`. Does nothing while compaction replaces segments. Raises StorageError if the log has
+        failed or the disk fails, which is then permanent; KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if the log is closed.
         """
         self.check_usable()
         if self.swap:  # a restart that completes the swap needs the old segments
@@ -428,7 +466,7 @@ class Log:
         return count
 
     def held_back(self, now_ms: int, high_watermark: int) -> int:
-        """Return the number of segments that retention keeps only because they are not below the high watermark."""
+        """Return the number of expired segments that are kept only because they are not below the high watermark."""
         return self._expired(now_ms, self.log_end_offset) - self._expired(now_ms, high_watermark)
 
     def _expired(self, now_ms: int, high_watermark: int) -> int:
@@ -441,13 +479,19 @@ class Log:
         )
 
     def remove_deleted(self, now_ms: int) -> int:
-        """Remove files that were retired at least `file.delete.delay.ms` ago. Return their number. Thread-safe."""
+        """Remove files of segments that were retired at least `file.delete.delay.ms` ago. Return their number.
+
+        Returns 0 if the log is closed. Errors are logged. Thread-safe.
+        """
         return 0 if self._closed else self.segments.remove_retired(now_ms)
 
     # -- durability
 
     def needs_flush(self, now_ms: int) -> bool:
-        """Return whether `flush.messages`, `flush.ms` or a rolled segment requires a flush."""
+        """Return whether `flush.messages`, `flush.ms` or a rolled segment requires a flush.
+
+        False if the log is closed or has failed.
+        """
         if self.failed or self._closed:
             return False
         return self.durability.is_due(now_ms, self.config, self.log_end_offset, self.segments.active.base_offset)
@@ -455,8 +499,11 @@ class Log:
     def flush(self, *, sealed: bool = False) -> None:
         """Make all batches appended so far durable and advance the recovery point. Thread-safe.
 
-        Raises StorageError if the disk fails. The failure is permanent unless only the leader epoch checkpoint did not
-        fit the disk. If the log is truncated meanwhile, the recovery point does not change; the next flush advances it.
+        `sealed`: also sync the indexes of the active segment. If the log is truncated meanwhile, the recovery point
+        does not change; the next flush advances it.
+
+        Raises StorageError if the log has failed or the disk fails; the failure is permanent unless only the leader
+        epoch checkpoint did not fit the disk. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if the log is closed.
         """
         self.check_usable()
         try:
@@ -469,11 +516,12 @@ class Log:
         return list(self.segments.items), end
 
     def make_truncations_durable(self) -> bool:
-        """Flush if a truncation may not be durable. Return False if that failed or the log was truncated meanwhile.
+        """Flush if a truncation may not be durable. Return whether all truncations are durable now. Thread-safe.
 
-        Call this before a high watermark is checkpointed (392-10). A power failure may restore batches truncated since
-        the last sync, in place of batches appended there. A checkpointed high watermark above them would mark records
-        as committed that never were. Thread-safe.
+        Returns False, without raising, if the flush failed or the log was truncated meanwhile. Call this before a high
+        watermark is checkpointed (392-10). A power failure may restore batches truncated since the last sync, in place
+        of batches appended there. A checkpointed high watermark above them would mark records as committed that never
+        were.
         """
         try:
             if self._has_unsynced_truncation:
@@ -488,12 +536,18 @@ class Log:
         return self.durability.has_unsynced_change or self.segments.active.has_unsynced_truncation
 
     def sync_identity(self) -> None:
-        """Make `partition.metadata` durable. The caller syncs the data directory. Thread-safe. Raises StorageError."""
+        """Make `partition.metadata` durable, unless the log is closed. The caller syncs the data directory.
+
+        Thread-safe. Raises StorageError; the failure is then permanent.
+        """
         with self.storage_errors("sync", permanent=True):
             self.durability.sync_identity()
 
     def close(self) -> None:
-        """Write indexes, flush and close all files. Raises StorageError; the log is closed anyway."""
+        """Write indexes, flush and close all files. Does nothing if the log is already closed.
+
+        Raises StorageError if the log has failed or the disk fails; the log is closed anyway.
+        """
         if self._closed:
             return
         try:
@@ -508,13 +562,16 @@ class Log:
             self.abandon()
 
     def abandon(self) -> None:
-        """Close all files without writing. The directory may then be renamed or removed."""
+        """Close the log and its files without writing. The directory may then be renamed or removed."""
         self._closed = True
         self.durability.stop()
         self.segments.forget_files()
 
     def move_to(self, directory: str) -> None:
-        """Close without writing, wait for a running flush, and rename the log's directory. Raises OSError."""
+        """Close without writing, wait for a running flush, and rename the log's directory to `directory`.
+
+        Raises OSError.
+        """
         self.abandon()
         self.durability.wait_for_flush()  # it writes the epochs to a path that another log may use soon
         self.files.fs.rename(self.dir, directory)
@@ -529,16 +586,19 @@ class Log:
 
     @contextmanager
     def storage_errors(self, action: str, *, permanent: bool = False) -> Iterator[None]:
-        """Convert an OSError of the enclosed work by `fail`."""
+        """Context manager that converts an OSError of the enclosed work by `fail` and raises the result."""
         try:
             yield
         except OSError as error:
             raise self.fail(error, action, permanent=permanent) from error
 
     def fail(self, error: Exception, action: str, *, permanent: bool = False) -> StorageError:
-        """Return the StorageError to raise for `error`, and record it unless it is transient (no space). Thread-safe.
+        """Return the StorageError to raise for `error`. Record it as permanent unless the disk is only full.
 
-        `action` completes "cannot <action> topic-partition". `permanent` records even a lack of space.
+        Thread-safe.
+
+        `action` completes "cannot <action> topic-partition". `permanent` makes even a full disk a permanent failure.
+        The first permanent failure calls `on_failed`.
         """
         raised = StorageError(f"cannot {action} {self.topic}-{self.partition}: {error}")
         is_transient = not permanent and isinstance(error, OSError) and is_no_space(error)
@@ -549,7 +609,10 @@ class Log:
         return raised
 
     def mark_failed(self, error: StorageError) -> bool:
-        """Make all methods raise `error` from now on. Return False if the log had failed before. Thread-safe."""
+        """Make `check_usable` raise `error` from now on. Return True, or False if the log had failed before.
+
+        Thread-safe.
+        """
         with self._failure_lock:
             is_first, self.failed = self.failed is None, self.failed or error
         return is_first
@@ -580,7 +643,12 @@ class Swap:
         self._is_in_use = False
 
     def begin(self) -> bool:
-        """Run step 2; call `sync` next. Return False if the log changed since `old` was read. Raises KafkaError."""
+        """Rename the copy to `.swap` (step 2). Call `sync` next.
+
+        Returns False, without any effect, if the log was truncated since `old` was read or another swap is running.
+        Raises StorageError if the log has failed or the disk fails, KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if the log
+        is closed.
+        """
         log = self.log
         log.check_usable()
         if log.swap is not None or not log.durability.is_unchanged(self.generation):
@@ -591,7 +659,10 @@ class Swap:
         return True
 
     def sync(self) -> None:
-        """Sync the log's directory. Thread-safe. Raises StorageError."""
+        """Sync the log's directory after `begin` or `take_over`. Thread-safe.
+
+        Raises StorageError, unless the log was truncated or closed meanwhile; the failure is then permanent.
+        """
         log = self.log
         generation = log.durability.generation
         try:
@@ -601,7 +672,7 @@ class Swap:
                 raise log.fail(error, "sync the directory of", permanent=True) from error
 
     def cancel(self) -> None:
-        """Cancel the swap durably before a truncation. Raises OSError.
+        """Cancel the swap durably before a truncation, unless `take_over` has run. Raises OSError.
 
         The truncation may remove the records because of which older ones are missing in the copy.
         """
@@ -611,7 +682,11 @@ class Swap:
             self.log.swap = None
 
     def take_over(self, now_ms: int) -> bool:
-        """Run step 3; call `sync` next. Return False if the swap was cancelled. Raises KafkaError."""
+        """Replace the old segments by the copy (step 3). Call `sync` next. Return False if the swap was cancelled.
+
+        Raises StorageError if the log has failed or the disk fails, KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if the log
+        is closed.
+        """
         log = self.log
         log.check_usable()
         if log.swap is not self:
@@ -624,7 +699,11 @@ class Swap:
         return True
 
     def finish(self) -> None:
-        """Run step 4. Raises KafkaError."""
+        """Rename the copy to its plain name (step 4), unless it was truncated away.
+
+        Raises StorageError if the log has failed or the disk fails, KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if the log
+        is closed.
+        """
         log = self.log
         log.check_usable()
         log.swap = None
@@ -642,6 +721,6 @@ class Swap:
         self.generation = durability.generation if is_alone else 1
 
     def discard(self) -> None:
-        """Remove the copy unless it is in use. Thread-safe. Raises OSError."""
+        """Remove the copy's files, unless the log uses them or the swap is running. Thread-safe. Raises OSError."""
         if not self._is_in_use and self.log.swap is not self:
             self.new.remove()

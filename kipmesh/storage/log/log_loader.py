@@ -64,13 +64,14 @@ def open_log(
     checkpoint_recovery_point: Callable[[], None] | None = None,
     on_failed: OnFailed | None = None,
 ) -> Log:
-    """Open the log in `directory`, creating it if it does not exist.
+    """Return the log in `directory`, loaded or recovered, or created if the directory does not exist.
 
     `topic_id`: for a new directory; an existing one keeps its id. `clean`: the log was closed cleanly, so nothing is
     checked; otherwise everything from `recovery_point` is. `checkpoint_recovery_point`: makes the recovery point
     durable, called before the first append after a truncation below it. `on_failed`: see OnFailed.
 
-    Raises StorageError if the disk fails, CorruptRecordError if a segment below the recovery point cannot be read.
+    Raises StorageError if the disk fails or is full, CorruptRecordError if a segment below the recovery point cannot be
+    read. After a StorageError, a new directory is removed.
     """
     files = files if isinstance(files, OpenFiles) else OpenFiles(files)
     is_metadata = topic == CLUSTER_METADATA_TOPIC
@@ -116,7 +117,7 @@ def open_log(
 
 
 def _remove_new_log(files: OpenFiles, directory: str) -> None:
-    """Remove a new log that failed, because the next attempt may use another data directory."""
+    """Remove a new log that failed, because the next attempt may use another data directory. Ignores errors."""
     with contextlib.suppress(OSError):
         for name in files.fs.list_dir(directory):
             files.forget(f"{directory}/{name}")
@@ -141,7 +142,7 @@ class _Loading:
     names_changed: bool = False
 
     def run(self, clean: bool, recovery_point: int, log_start_offset: int) -> None:
-        """Load the log and set the results. Raises OSError."""
+        """Load the log and set the results. Raises OSError, CorruptRecordError."""
         self._remove_leftovers()
         if PARTITION_METADATA in self.entries:
             self.topic_id = parse_partition_metadata(read_file(self.files.fs, f"{self.directory}/{PARTITION_METADATA}"))
@@ -170,7 +171,7 @@ class _Loading:
         self.recovery_point = self.log_end_offset if clean else min(recovery_point, self.log_end_offset)
 
     def producers(self, *, clean: bool) -> Producers:
-        """Load the idempotent producers, after `run`. Raises OSError."""
+        """Return the loaded idempotent producers. Call it after `run`. Raises OSError, CorruptRecordError."""
         producers = Producers(self.files.fs, self.directory)
         offset_max = self.log_end_offset if clean else self.recovery_point
         if producers.load(self.entries, self.segments, self.log_end_offset, offset_max, clean=clean):

@@ -39,14 +39,14 @@ _ENTRY = Struct(">qhiqiqiq")
 
 
 def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
-    """Encode a snapshot: version, CRC-32C of all later bytes, count and entries."""
+    """Return the content of a snapshot file: version, CRC-32C of all later bytes, count and entries."""
     packed = [_ENTRY.pack(*entry) for entry in entries]
     body = _COUNT.pack(len(packed)) + b"".join(packed)
     return _HEAD.pack(SNAPSHOT_VERSION, crc32c(body)) + body
 
 
 def decode_snapshot(data: bytes) -> list[ProducerEntry]:
-    """Decode the entries of a snapshot. Raises CorruptRecordError if it is torn or has another version."""
+    """Return the entries of a snapshot file. Raises CorruptRecordError if it is torn or has another version."""
     if len(data) < _HEAD.size + _COUNT.size:
         raise CorruptRecordError(f"a producer snapshot of {len(data)} bytes is incomplete")
     version, crc = _HEAD.unpack_from(data)
@@ -62,12 +62,12 @@ def decode_snapshot(data: bytes) -> list[ProducerEntry]:
 
 
 def snapshot_offset(name: str) -> int | None:
-    """Return the offset in the name of a snapshot file, or None for other names."""
+    """Return the offset in the name of a producer snapshot file, or None for other names."""
     return offset_of(name, SNAPSHOT_SUFFIX)
 
 
 class Producers:
-    """Idempotent producers of one log. Owned by that log."""
+    """Idempotent producers of one log: their state in memory and their snapshots. Owned by that log."""
 
     __slots__ = ("_directory", "_fs", "_offsets", "states")
 
@@ -83,12 +83,13 @@ class Producers:
     def check(self, header: BatchHeader) -> WrittenBatch | None:
         """Return the written batch that this one repeats, or None if it may be appended.
 
-        Raises KafkaError, for example OUT_OF_ORDER_SEQUENCE_NUMBER or INVALID_PRODUCER_EPOCH.
+        Returns None for a batch without producer id. Raises KafkaError: INVALID_RECORD (negative sequence or epoch, or
+        transactional), INVALID_PRODUCER_EPOCH (older epoch), OUT_OF_ORDER_SEQUENCE_NUMBER (a gap).
         """
         return self.states.check(header) if header.producer_id >= 0 else None
 
     def append(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
-        """Update the state for an appended batch."""
+        """Update the state for an appended batch. Ignores a batch without producer id."""
         if header.producer_id >= 0:
             self.states.append(header, base_offset, now_ms)
 
@@ -98,7 +99,7 @@ class Producers:
         return f"{self._directory}/{offset:020d}{SNAPSHOT_SUFFIX}"
 
     def write_snapshot(self, offset: int) -> None:
-        """Write a snapshot at the log end, unless there is one. Raises OSError.
+        """Write a snapshot at `offset`, the log end, unless there is one. Raises OSError.
 
         An empty one is written, too, so that a restart need not read earlier batches.
         """
@@ -109,7 +110,8 @@ class Producers:
     def write_final_snapshot(self, offset: int) -> bool:
         """Write a snapshot at the log end when the log is closed. Return whether a file was written. Raises OSError.
 
-        A log that never had an idempotent producer gets no file. Its next start is clean, or reads all batches.
+        Returns False if there is one, or if the log never had an idempotent producer. Its next start is clean, or reads
+        all batches.
         """
         if not (self._offsets or len(self.states)) or (self._offsets and self._offsets[-1] >= offset):
             return False
@@ -122,14 +124,14 @@ class Producers:
         self.delete_snapshots([*self._offsets])
 
     def delete_snapshots_before(self, first_offset: int) -> None:
-        """Delete snapshots below the first segment. Raises OSError.
+        """Delete the snapshots below `first_offset`, the start of the first segment. Raises OSError.
 
         As in Kafka, producers without remaining batches stay until they expire.
         """
         self.delete_snapshots([offset for offset in self._offsets if offset < first_offset])
 
     def delete_snapshots(self, offsets: Sequence[int]) -> None:
-        """Delete the snapshots at these base offsets of segments that were merged into others. Raises OSError."""
+        """Delete the snapshots at these offsets, if they exist. Raises OSError."""
         for offset in offsets:
             if offset in self._offsets:
                 self._offsets.remove(offset)
@@ -175,7 +177,7 @@ class Producers:
         return self._offsets != found
 
     def _build(self, segments: Sequence[Segment]) -> None:
-        """Load the newest valid snapshot, and the batches around and after it."""
+        """Load the newest valid snapshot, and the batches around and after it. Raises OSError, CorruptRecordError."""
         self.states.load(())
         start = segments[0].base_offset
         for offset in reversed([*self._offsets]):
@@ -195,25 +197,25 @@ class Producers:
 
 
 class NoProducers(Producers):
-    """Producers of the metadata log.
+    """A `Producers` for the metadata log that accepts every batch and writes no file.
 
-    Its only writer is the leader, so batches are not checked and no file is written.
+    The only writer of that log is the leader of the quorum.
     """
 
     __slots__ = ()
 
     def check(self, header: BatchHeader) -> None:
-        """Accept every batch."""
+        """Accept every batch; always None."""
 
     def append(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
         """Ignore the batch."""
 
     def write_snapshot(self, offset: int) -> None:
-        """Write no snapshot."""
+        """Do nothing."""
 
 
 def _headers_from(segments: Sequence[Segment], offset: int) -> Iterator[BatchHeader]:
-    """Yield the headers of the batches from `offset`."""
+    """Yield the headers of the batches from the one that contains `offset`. Raises OSError, CorruptRecordError."""
     for number, segment in enumerate(segments):
         if not segment.exists or (number + 1 < len(segments) and segments[number + 1].base_offset <= offset):
             continue
@@ -228,7 +230,7 @@ def _headers_from(segments: Sequence[Segment], offset: int) -> Iterator[BatchHea
 
 
 def _headers_before(segments: Sequence[Segment], offset: int) -> Iterator[BatchHeader]:
-    """Yield the headers of the batches in about `RECALL_BYTES` before `offset`."""
+    """Yield the headers of the batches in about `RECALL_BYTES` before `offset`. Raises OSError, CorruptRecordError."""
     left, places = RECALL_BYTES, []
     for segment in reversed(segments):
         if segment.base_offset >= offset or not segment.exists:

@@ -43,7 +43,7 @@ _RECOVERY_BYTES = 4 << 20
 
 
 def _paths(directory: str, base_offset: int, name_suffix: str) -> tuple[str, str, str]:
-    """Paths of a segment's log, offset index and time index."""
+    """Return the paths of a segment's log, offset index and time index."""
     log, offset_index, time_index = (f"{directory}/{base_offset:020d}{kind}{name_suffix}" for kind in SUFFIXES)
     return log, offset_index, time_index
 
@@ -57,7 +57,7 @@ def offset_of(name: str, suffix: str) -> int | None:
 def checked_batches(file: File, size_bytes: int) -> Iterator[tuple[int, BatchHeader]]:
     """Yield position and header of each batch in the first `size_bytes` of a file.
 
-    Raises CorruptRecordError, OSError.
+    Raises OSError; CorruptRecordError for an invalid header, a wrong CRC or an incomplete batch.
     """
     position, chunk, start = 0, b"", 0
     while position < size_bytes:
@@ -76,7 +76,7 @@ def checked_batches(file: File, size_bytes: int) -> Iterator[tuple[int, BatchHea
 
 @dataclass(eq=False, repr=False, slots=True)
 class Segment:
-    """A segment of one log. Offsets are absolute."""
+    """One segment of a log: its log file and indexes. Offsets are absolute."""
 
     files: OpenFiles
     directory: str
@@ -109,7 +109,7 @@ class Segment:
 
     @property
     def max_timestamp(self) -> int:
-        """The largest timestamp, or -1 if there is none."""
+        """The largest timestamp (ms), or -1 if there is none."""
         return self.largest[0]
 
     # -- writing
@@ -140,7 +140,7 @@ class Segment:
         return position
 
     def index_batch(self, position: int, size: int, last_offset: int, max_timestamp: int, interval_bytes: int) -> None:
-        """Add a written batch to the indexes. Raises OSError."""
+        """Add a written batch to the indexes. `interval_bytes`: `index.interval.bytes`. Raises OSError."""
         self.is_sealed = False
         if position == 0:
             self.first_timestamp = max_timestamp
@@ -169,7 +169,10 @@ class Segment:
         self.is_sealed = True
 
     def sync(self, *, with_indexes: bool) -> None:
-        """Make the log file, and optionally the indexes, durable. Thread-safe. Raises OSError."""
+        """Make the log file, and optionally the indexes, durable. Does nothing before `create`.
+
+        Thread-safe. Raises OSError.
+        """
         if not self.exists:
             return
         truncations = self.truncations  # read first, because the sync may not cover concurrent truncations
@@ -204,7 +207,10 @@ class Segment:
         )
 
     def should_roll(self, config: TopicConfig, size: int, last_offset: int, max_timestamp: int, now_ms: int) -> bool:
-        """Return whether Kafka would roll before appending a batch with this size, last offset and timestamp."""
+        """Return whether Kafka would roll before appending a batch with this size, last offset and timestamp.
+
+        The reasons are `segment.bytes`, `segment.ms`, `segment.index.bytes` and the range of relative offsets.
+        """
         return (
             self.size_bytes > config.segment_bytes - size
             or self.age_ms(now_ms, max_timestamp) > config.roll_ms
@@ -213,9 +219,9 @@ class Segment:
         )
 
     def fitting_run(self, batches: Sequence[tuple[int, BatchHeader]], start: int, bytes_max: int) -> tuple[int, int]:
-        """Return the end position and next index of the batches from index `start` that fit this segment.
+        """Return (end position, next index) of the batches from index `start` that fit this segment.
 
-        `batches` are adjacent. The one at `start` always counts as fitting.
+        `batches`: position and header of adjacent batches. The one at `start` always counts as fitting.
         """
         position, header = batches[start]
         end, stop = position + header.size_bytes, start + 1
@@ -232,26 +238,32 @@ class Segment:
     # -- reading
 
     def read_at(self, size: int, position: int) -> bytes:
-        """Return at most `size` bytes at a position within the segment."""
+        """Return at most `size` bytes at `position`, fewer at the end of the segment. Raises OSError."""
         return self.files.get(self.path).read_at(min(size, self.size_bytes - position), position)
 
     def find(self, offset: int) -> tuple[int, BatchHeader] | None:
-        """Return position and header of the first batch whose last offset is at least `offset`, or None."""
+        """Return position and header of the first batch whose last offset is at least `offset`, or None.
+
+        Raises OSError, CorruptRecordError.
+        """
         for found, header in self.batches(self.indexed_position(offset - self.base_offset)):
             if header.last_offset >= offset:
                 return found, header
         return None
 
     def indexed_position(self, key: int, *, field: int = 0) -> int:
-        """Return the position of the last indexed batch whose relative offset is at most `key`, or 0.
+        """Return the position of the last indexed batch whose relative offset is at most `key`, or 0 if there is none.
 
-        With field=1, `key` is a position.
+        With field=1, `key` is a position instead. Raises OSError, CorruptRecordError.
         """
         at = self.offset_index.floor(key, field=field)
         return self.offset_index.at(at)[1] if at >= 0 else 0
 
     def batches(self, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
-        """Yield position and header of each batch from the one at `position`. Raises CorruptRecordError, OSError."""
+        """Yield position and header of each batch from the one at `position`. CRCs are not checked.
+
+        Raises CorruptRecordError, OSError.
+        """
         chunk, start = b"", position
         while position < self.size_bytes:
             if position + HEADER_BYTES > start + len(chunk):
@@ -267,7 +279,11 @@ class Segment:
         return self.max_timestamp if self.max_timestamp >= 0 else self.created_ms
 
     def age_ms(self, now_ms: int, timestamp: int) -> int:
-        """Return the age of the segment for a batch with this timestamp, as Kafka defines it for `segment.ms`."""
+        """Return the age that Kafka compares with `segment.ms`: `timestamp` minus the timestamp of the first batch.
+
+        If that batch has no timestamp or does not exist, returns `now_ms` minus the creation time. Raises OSError,
+        CorruptRecordError.
+        """
         if self.first_timestamp is None and self.size_bytes:
             self.first_timestamp = next(self.batches())[1].max_timestamp
         if self.first_timestamp is not None and self.first_timestamp >= 0:
@@ -277,7 +293,7 @@ class Segment:
     # -- truncating and renaming
 
     def truncate(self, position: int, offset: int) -> None:
-        """Truncate at `position`, where the batch with base offset `offset` starts. Raises OSError."""
+        """Truncate at `position`, where the batch with base offset `offset` starts. Raises OSError, CorruptRecordError."""
         if self.exists:
             self.files.get(self.path).truncate(position)
             self.truncations += 1
@@ -292,7 +308,10 @@ class Segment:
         self.read_max_timestamp()
 
     def read_max_timestamp(self) -> None:
-        """Find the largest timestamp from the last time index entry and the batches after it."""
+        """Find the largest timestamp from the last time index entry and the batches after it.
+
+        Raises OSError, CorruptRecordError.
+        """
         entry = self.time_index.last
         self.largest = (entry[0], self.base_offset + entry[1]) if entry else (NO_TIMESTAMP, self.base_offset)
         for _, header in self.batches(self.indexed_position(entry[1]) if entry else 0):
@@ -331,7 +350,7 @@ class Segment:
         self.forget_files()
 
     def forget_files(self) -> None:
-        """Close the files."""
+        """Close the files. A later use opens them again."""
         for path in self._paths:
             self.files.forget(path)
 
@@ -342,7 +361,10 @@ class Segment:
     # -- loading
 
     def load(self, sizes: dict[str, int]) -> None:
-        """Load the segment from file names and sizes. Raises CorruptRecordError for an implausible index."""
+        """Load an existing segment. `sizes`: file sizes in bytes by file name.
+
+        Raises OSError; CorruptRecordError if an index is missing or implausible.
+        """
         self.exists = True
         self.size_bytes = sizes[os.path.basename(self.path)]
         for index in (self.offset_index, self.time_index):
@@ -362,8 +384,8 @@ class Segment:
     def end_offset(self) -> int:
         """Return the offset after the last batch, found from the last index entries and the batches after them.
 
-        Raises CorruptRecordError if log and indexes do not match. A crash may undo a truncation in the log but not in
-        the time index, and a search with such an index would skip records.
+        Raises OSError; CorruptRecordError if log and indexes do not match. A crash may undo a truncation in the log but
+        not in the time index, and a search with such an index would skip records.
         """
         last, (largest, largest_at) = self.offset_index.last, self.largest
         end = self.base_offset
@@ -381,9 +403,9 @@ class Segment:
     def recover(self, interval_bytes: int, epochs: list[tuple[int, int]]) -> tuple[int, int, str]:
         """Check every batch and rebuild the indexes. Truncates nothing yet.
 
-        Appends (leader epoch, base offset) to `epochs` where the epoch rises. Stops at a wrong CRC, at a gap in the
-        offsets or at a lower leader epoch; the latter two remain from a truncation that was not durable. Returns the
-        end offset, the size in bytes of the valid part, and the reason to stop, "" at the end of the file. Raises
+        Returns (end offset, size in bytes of the valid part, why it stopped). The last is "" at the end of the file.
+        Stops at an invalid batch, a wrong CRC, a gap in the offsets or a lower leader epoch; the latter two remain from
+        a truncation that was not durable. Appends (leader epoch, base offset) to `epochs` where the epoch rises. Raises
         OSError.
         """
         self.offset_index.reset()

@@ -42,7 +42,7 @@ _COMPRESSION_MASK = 0x07
 
 
 class TimestampOffset(NamedTuple):
-    """A record found by its timestamp (ms)."""
+    """Timestamp (ms), offset and leader epoch of a record found by its timestamp."""
 
     timestamp: int
     offset: int
@@ -50,7 +50,7 @@ class TimestampOffset(NamedTuple):
 
 
 class SegmentList:
-    """The segments of one log, see the module."""
+    """The segments of one log, oldest first. The last one is active."""
 
     __slots__ = ("_bases", "_directory", "_files", "_retired", "_retiring", "active", "items", "positions")
 
@@ -73,7 +73,7 @@ class SegmentList:
 
     @property
     def size_bytes(self) -> int:
-        """Total size of all segments."""
+        """Total size of the log files of all segments, without indexes."""
         return sum(segment.size_bytes for segment in self.items)
 
     # -- where batches are
@@ -88,7 +88,7 @@ class SegmentList:
     def locate(self, offset: int) -> tuple[Segment, int]:
         """Return segment and position of the batch that contains `offset`.
 
-        Raises OSError, CorruptRecordError if none does.
+        Raises OSError; CorruptRecordError if no batch contains it.
         """
         known = self.positions.get(offset)
         if known is not None and known[1] < known[0].size_bytes:
@@ -102,7 +102,10 @@ class SegmentList:
         return segment, found[0]
 
     def bytes_from(self, offset: int) -> int:
-        """Return the size of all batches from the one that contains `offset`. Raises OSError, CorruptRecordError."""
+        """Return the size in bytes of all batches from the one that contains `offset`.
+
+        Raises OSError; CorruptRecordError if no batch contains it.
+        """
         first = max(0, bisect_right(self._bases, offset) - 1)
         position = self.locate(max(offset, self._bases[0]))[1]
         return sum(segment.size_bytes for segment in self.items[first:]) - position
@@ -110,7 +113,7 @@ class SegmentList:
     def expired(
         self, config: TopicConfig, now_ms: int, *, log_start_offset: int, log_end_offset: int, high_watermark: int
     ) -> int:
-        """Return the number of oldest segments that retention may remove; the active one only together with all others.
+        """Return the number of oldest segments that retention may remove. Includes the active one only if all expire.
 
         A segment below the high watermark expires if its largest timestamp is older than `retention.ms`, or if the
         later segments still have `retention.bytes`. Below the log start offset it expires under any `cleanup.policy`.
@@ -144,7 +147,10 @@ class SegmentList:
         self.active = segment
 
     def truncate(self, offset: int) -> int:
-        """Remove every batch that contains `offset` or a later one. Return the new end offset. Raises OSError."""
+        """Remove every batch that contains `offset` or a later one. Return the new end offset.
+
+        That is the start of the batch that contained `offset`, else `offset`. Raises OSError, CorruptRecordError.
+        """
         keep = bisect_right(self._bases, offset)
         for segment in reversed(self.items[keep:]):
             segment.remove()
@@ -180,7 +186,10 @@ class SegmentList:
         return self._bases[0]
 
     def replace(self, old: Sequence[Segment], new: Segment, due_ms: int) -> None:
-        """Replace adjacent segments `old` by `new`, and retire them. Raises OSError."""
+        """Replace adjacent segments `old` by `new`, and rename the files of `old` for removal at `due_ms`.
+
+        Raises OSError.
+        """
         self._retire_files(old, due_ms)
         first = self.items.index(old[0])
         self.items[first : first + len(old)] = [new]
@@ -194,7 +203,7 @@ class SegmentList:
                     self._retired.append((due_ms, renamed))
 
     def remove_retired(self, now_ms: int) -> int:
-        """Remove the retired files that are due. Return their number. Thread-safe."""
+        """Remove the retired files that are due. Return their number. Errors are logged. Thread-safe."""
         if not self._retired:
             return 0
         with self._retiring:
@@ -221,7 +230,7 @@ class SegmentList:
 def first_at_or_after(
     timestamp_ms: int, segments: Sequence[Segment], start_offset: int, max_offset: int
 ) -> TimestampOffset | None:
-    """Return the first record within [start_offset, max_offset) with at least this timestamp (ms), or None.
+    """Return the first record within [start_offset, max_offset) whose timestamp is at least `timestamp_ms`, or None.
 
     Raises OSError, CorruptRecordError.
     """
@@ -243,7 +252,7 @@ def first_at_or_after(
 
 
 def _start(segment: Segment, timestamp_ms: int) -> int:
-    """Return the position of a batch before which every timestamp is smaller."""
+    """Return the position in `segment` of a batch before which every timestamp is below `timestamp_ms`."""
     at = segment.time_index.floor(timestamp_ms - 1)
     if at < 0:
         return 0
@@ -251,9 +260,9 @@ def _start(segment: Segment, timestamp_ms: int) -> int:
 
 
 def largest(segments: Sequence[Segment], start_offset: int, max_offset: int) -> TimestampOffset | None:
-    """Return the first record with the largest timestamp within [start_offset, max_offset), or None.
+    """Return the first record with the largest timestamp of those within [start_offset, max_offset).
 
-    Raises OSError, CorruptRecordError.
+    Returns None if no record there has a timestamp. Raises OSError, CorruptRecordError.
     """
     best: tuple[int, Segment, int] | None = None  # timestamp, segment, last offset of its batch
     for segment in segments:
@@ -278,7 +287,10 @@ def largest(segments: Sequence[Segment], start_offset: int, max_offset: int) -> 
 
 
 def _largest_within(segment: Segment, start_offset: int, max_offset: int) -> tuple[int, int]:
-    """Return the largest timestamp of batches that overlap [start_offset, max_offset), and its batch's last offset."""
+    """Return (largest timestamp, last offset of its batch) of the batches that overlap [start_offset, max_offset).
+
+    The timestamp is -1 if there is none.
+    """
     timestamp, offset = NO_TIMESTAMP, segment.base_offset
     first = max(0, start_offset - segment.base_offset)  # relative offset at which the scan starts
     at = segment.time_index.floor(max_offset - 1 - segment.base_offset, field=1)

@@ -14,7 +14,7 @@ _COMPRESSION_MAX = 4
 
 
 class AppendInfo(NamedTuple):
-    """Result of an append. Timestamps in ms."""
+    """Result of an append: first and last offset, timestamps (ms) and size. A duplicate has `size_bytes` 0."""
 
     first_offset: int
     last_offset: int
@@ -25,12 +25,13 @@ class AppendInfo(NamedTuple):
 
 
 def validate_produced(batch: bytes, config: TopicConfig, now_ms: int, *, is_internal: bool = False) -> BatchHeader:
-    """Return the header of a valid batch. `now_ms` is wall-clock time.
+    """Check a produced batch and return its header. `now_ms` is wall-clock time.
 
     `is_internal`: the batch is from this node, so that control records and any base offset and size are valid.
 
-    Raises KafkaError: CORRUPT_MESSAGE, INVALID_RECORD, MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE, INVALID_TIMESTAMP or
-    UNSUPPORTED_COMPRESSION_TYPE.
+    Raises KafkaError: CORRUPT_MESSAGE (incomplete, invalid or wrong CRC); INVALID_RECORD (several batches, wrong record
+    count, control records, a base offset, or a record without key for a compacted topic); MESSAGE_TOO_LARGE
+    (`max.message.bytes`); RECORD_LIST_TOO_LARGE (`segment.bytes`); INVALID_TIMESTAMP; UNSUPPORTED_COMPRESSION_TYPE.
     """
     header = parse_header(batch)
     if header.size_bytes > len(batch):
@@ -89,8 +90,9 @@ def _validate_from_client(header: BatchHeader, config: TopicConfig, now_ms: int)
 def continuing(records: bytes, log_end: int) -> bytes:
     """Return the leader's batches from `log_end`, shortening a leading batch without records that starts before it.
 
-    On the leader, compaction replaced several batches by such a batch, whose first part the follower already has.
-    Raises CorruptRecordError if the first header is invalid.
+    On the leader, compaction replaced several batches by such a batch, whose first part the follower already has. Any
+    other input is returned unchanged. Raises CorruptRecordError if the first header, or the CRC of such a batch, is
+    wrong.
     """
     if len(records) < HEADER_BYTES:
         return records
@@ -105,7 +107,11 @@ def continuing(records: bytes, log_end: int) -> bytes:
 
 
 def validate_replicated(records: Buffer, batches: Iterable[tuple[int, BatchHeader]], log_end: int, epoch: int) -> None:
-    """Raise CorruptRecordError unless the batches are valid and continue a log that ends at `log_end` with `epoch`."""
+    """Raise CorruptRecordError unless the batches are valid and continue a log that ends at `log_end`.
+
+    `batches`: position and header of each batch in `records`. `epoch`: the log's latest leader epoch, which the batches
+    must not undercut.
+    """
     for position, header in batches:
         check_crc(records, position, header)
         if header.base_offset != log_end or header.last_offset_delta < 0:

@@ -26,9 +26,10 @@ from kipmesh.storage.log.segment import LOG_SUFFIX, checked_batches, offset_of
 def find_damage(
     fs: FileSystem, directory: str, *, clean: bool, recovery_point: int, log_start_offset: int
 ) -> str | None:
-    """Return a description of the damage with file and offset, or None if the log is complete. Raises OSError.
+    """Return a description of damage to the metadata log, or None if all that was durable is there. Raises OSError.
 
-    Reads the log once and writes nothing. `clean`: the log was closed cleanly. Offsets are the checkpointed ones.
+    Reads the log once and writes nothing. The description names file and offset. `clean`: the log was closed cleanly.
+    The offsets are the checkpointed ones.
     """
     if log_start_offset >= recovery_point and not clean:
         return None

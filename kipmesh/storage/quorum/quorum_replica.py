@@ -63,7 +63,7 @@ def _refusal(problem: str) -> KafkaError:
 
 
 class QuorumReplica:
-    """Durable state of one replica of the metadata quorum, see the module."""
+    """Log, election state and snapshots of one replica of the metadata quorum, see the module."""
 
     def __init__(self, manager: LogManager, log: Log, *, cluster_id: str, voters: tuple[int, ...]) -> None:
         """`log`: the metadata log of `manager`. Call `recover` next; `open` does both."""
@@ -97,9 +97,11 @@ class QuorumReplica:
         segment_bytes: int,
         now_ms: int,
     ) -> QuorumReplica:
-        """Open the replica of a loaded manager, creating the metadata log if missing. Blocks.
+        """Return the replica of a loaded manager, creating the metadata log if missing. Blocks.
 
-        Raises KafkaError with remediation if the replica must not start (630-14), StorageError.
+        The damaged log of an observer is deleted first. Raises KafkaError with remediation if the replica must not
+        start (630-14): KAFKA_STORAGE_ERROR, INCONSISTENT_CLUSTER_ID or INCONSISTENT_VOTER_SET. Raises StorageError if
+        the disk fails.
         """
         if manager.metadata_damage is not None:
             if is_voter:
@@ -162,14 +164,14 @@ class QuorumReplica:
             raise _refusal(f"{path} with this voter's vote is missing, but the log ends at {log.log_end_offset}")
 
     def _reset_log(self, offset: int) -> None:
-        """Empty the log and make `offset` its durable start. Raises StorageError."""
+        """Empty the log. It starts and ends at `offset`, which becomes its durable start. Raises StorageError."""
         with self.manager.truncating(self.log, 0):
             self.log.truncate_fully_and_start_at(offset)
         self.manager.checkpoint_log_starts()
         self._durable_start = offset
 
     def machine(self, config: RaftConfig, machine_type: type[Machine] = Machine) -> Machine:
-        """Create the raft machine with this state."""
+        """Return a new raft machine that starts with this replica's state."""
         return machine_type(
             config,
             self.election,
@@ -191,10 +193,10 @@ class QuorumReplica:
         self.election = election
 
     def change_log(self, effect: LogChange, now_ms: int) -> effects.LogChanged | effects.AppendRejected:
-        """Append to or truncate the log. Return LogChanged, or AppendRejected with the reason in `last_rejection`.
+        """Append to or truncate the log. Return LogChanged, or AppendRejected with the error in `last_rejection`.
 
-        The log rejects an append if the disk is full, or a batch is corrupt or too large. If it stored some batches of
-        a follower's append before that, the result is LogChanged. Raises StorageError if the log failed permanently.
+        An append is rejected if the disk is full, or a batch is corrupt or too large. If some batches of a follower's
+        append were stored before that, the result is LogChanged. Raises StorageError if the log failed permanently.
         """
         log = self.log
         end_before = log.log_end_offset
@@ -217,7 +219,7 @@ class QuorumReplica:
         return effects.LogChanged()
 
     def _truncate_to(self, offset: int) -> None:
-        """Truncate the log. It keeps at least the segments before the one that contains `offset`."""
+        """Truncate the log to `offset`. It keeps at least the segments before the one that contains `offset`."""
         log = self.log
         if offset >= log.log_end_offset:
             log.truncate_to(offset)
@@ -227,11 +229,18 @@ class QuorumReplica:
             log.truncate_to(offset)
 
     def read(self, read: effects.Read) -> bytes:
-        """Return the records for a Fetch response. Raises StorageError."""
+        """Return the records for a Fetch response, b"" if there are none.
+
+        Raises KafkaError as `Log.read`, for example OFFSET_OUT_OF_RANGE, or StorageError if the disk fails.
+        """
         return self.log.read(read.offset, read.max_bytes, read.max_offset, True)
 
     def flush(self) -> int:
-        """Make the log durable. Return the recovery point. Blocks. Thread-safe. Raises StorageError."""
+        """Make the log durable. Return the recovery point. Blocks. Thread-safe.
+
+        Raises StorageError if the log has failed or the disk fails, KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if it is
+        closed.
+        """
         self.log.flush()
         return self.log.recovery_point
 
@@ -247,9 +256,12 @@ class QuorumReplica:
         return self.store.receive(snapshot_id)
 
     def install(self, snapshot_id: SnapshotId) -> effects.SnapshotChanged:
-        """Replace the log by a completely received snapshot (630-12). Blocks briefly. Raises StorageError.
+        """Replace the log by a completely received snapshot, and return the new snapshots for raft (630-12).
 
-        Runs on the machine's task; nothing else may change the log. `recover` completes it after a crash.
+        Blocks briefly.
+
+        Runs on the machine's task; nothing else may change the log. `recover` completes it after a crash. Raises
+        StorageError if the snapshot does not exist or the disk fails.
         """
         if self.store.size(snapshot_id) is None:
             raise StorageError(f"snapshot {snapshot_id} does not exist in {self.log.dir}")
@@ -259,15 +271,18 @@ class QuorumReplica:
         return self._changed()
 
     def discard(self, snapshot_id: SnapshotId) -> None:
-        """Delete a completely received snapshot instead of installing it. Raises StorageError."""
+        """Delete a completely received snapshot instead of installing it. Ignores one that was not received.
+
+        Raises StorageError.
+        """
         if snapshot_id in self._received:
             self.store.delete([snapshot_id])
             self._received.discard(snapshot_id)
 
     def register_snapshot(self, snapshot_id: SnapshotId) -> effects.SnapshotChanged:
-        """Register a snapshot that this replica has frozen. It is ignored if the log start has passed it.
+        """Register a snapshot that this replica has frozen. It is ignored if it ends below the log start.
 
-        Raises StorageError.
+        Returns the latest and earliest snapshot for raft. Raises StorageError; RuntimeError if there is no snapshot.
         """
         if snapshot_id.end_offset < self.log.log_start_offset:
             _LOG.info(
@@ -329,9 +344,9 @@ class QuorumReplica:
             raise StorageError(f"cannot read {self.log.dir}: {error}") from error
 
     def raise_log_start(self, offset: int) -> None:
-        """Raise the log start to `offset`; `clean` makes it durable.
+        """Raise the log start to `offset`; a lower one has no effect. `clean` makes it durable.
 
-        Raises ValueError if no snapshot reaches `offset`.
+        Raises ValueError if no snapshot reaches `offset`, and KafkaError as `Log.increment_log_start_offset`.
         """
         latest = self.latest_snapshot
         if offset > self.log.log_start_offset and (latest is None or latest.end_offset < offset):
@@ -339,10 +354,10 @@ class QuorumReplica:
         self.log.increment_log_start_offset(offset)
 
     def clean(self) -> effects.SnapshotChanged | None:
-        """Make the log start durable, then remove snapshots and, with the next log change, segments below it. Blocks.
+        """Make the log start durable, then delete snapshots below it. Blocks.
 
-        Returns SnapshotChanged if the latest or earliest snapshot changed, else None. Raises StorageError; on a full
-        disk nothing was removed and `clean` may be retried.
+        Segments below it are retired with the next log change. Returns SnapshotChanged if the latest or earliest
+        snapshot changed, else None. Raises StorageError; on a full disk nothing was removed and `clean` may be retried.
         """
         before = (self.latest_snapshot, self.earliest_snapshot)
         start = self.log.log_start_offset
@@ -366,7 +381,7 @@ class QuorumReplica:
             self.store.delete(retention.obsolete(log_start, self.store.snapshot_ids()))
 
     def _own(self) -> list[SnapshotId]:
-        """Return the snapshots within the log and not received, oldest first."""
+        """Return the ids of the snapshots that end within the log, without those being received, oldest first."""
         start, end = self.log.log_start_offset, self.log.log_end_offset
         snapshot_ids = self.store.snapshot_ids()
         return [each for each in snapshot_ids if start <= each.end_offset <= end and each not in self._received]

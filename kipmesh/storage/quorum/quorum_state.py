@@ -30,7 +30,7 @@ _SIZE_MAX = 1 << 16
 
 
 def encode(election: ElectionState, cluster_id: str, voters: tuple[int, ...]) -> bytes:
-    """Encode the file's content, with `data_version` 0."""
+    """Return the content of `quorum-state`, with `data_version` 0."""
     fields = {
         "clusterId": cluster_id,
         "leaderId": election.leader_id,
@@ -44,9 +44,10 @@ def encode(election: ElectionState, cluster_id: str, voters: tuple[int, ...]) ->
 
 
 def decode(data: bytes, cluster_id: str, voters: tuple[int, ...], path: str = QUORUM_STATE) -> ElectionState:
-    """Decode the election state. `path` is for messages. A file without voters (version 1) fits any voter set.
+    """Return the election state in the content of `quorum-state`. `path` is for messages.
 
-    Raises KafkaError: KAFKA_STORAGE_ERROR (unreadable), INCONSISTENT_CLUSTER_ID or INCONSISTENT_VOTER_SET.
+    `data_version` 1 has no cluster id and voters, and fits any. Raises KafkaError: KAFKA_STORAGE_ERROR (unreadable),
+    INCONSISTENT_CLUSTER_ID or INCONSISTENT_VOTER_SET.
     """
     try:
         fields: Any = json.loads(data.decode())
@@ -79,9 +80,10 @@ def _ids(voters: Iterable[int]) -> str:
 
 
 def read(fs: FileSystem, directory: str, cluster_id: str, voters: tuple[int, ...]) -> ElectionState | None:
-    """Read the election state, or None if there is no file. Raises OSError, KafkaError as `decode`.
+    """Return the election state in `quorum-state`, or None if there is no file.
 
-    Syncs the file first, because a process killed during `write` may have left it unsynced.
+    Syncs the file first, because a process killed during `write` may have left it unsynced. Raises OSError, and
+    KafkaError as `decode`; KAFKA_STORAGE_ERROR also if the file is too large.
     """
     path = f"{directory}/{QUORUM_STATE}"
     try:
@@ -99,7 +101,7 @@ def read(fs: FileSystem, directory: str, cluster_id: str, voters: tuple[int, ...
 
 
 def write(fs: FileSystem, directory: str, election: ElectionState, cluster_id: str, voters: tuple[int, ...]) -> None:
-    """Replace the file durably. Raises OSError."""
+    """Replace `quorum-state` atomically and durably. Raises OSError."""
     write_atomic(fs, f"{directory}/{QUORUM_STATE}", encode(election, cluster_id, voters))
 
 

@@ -53,7 +53,7 @@ class ReadableFile(Protocol):
 
 
 class SnapshotSummary(NamedTuple):
-    """Header, number of records and size of a valid snapshot."""
+    """Header, number of data records, and size of a valid snapshot."""
 
     header: SnapshotHeader
     records: int
@@ -61,14 +61,14 @@ class SnapshotSummary(NamedTuple):
 
 
 def control_batch(record: SnapshotHeader | SnapshotFooter, base_offset: int, epoch: int, now_ms: int) -> bytes:
-    """Encode a batch with one control record, the header or footer of a snapshot."""
+    """Return an encoded batch with one control record, the header or footer of a snapshot."""
     return record_batch.build(
         [encode_control(record)], base_offset=base_offset, leader_epoch=epoch, timestamp_ms=now_ms, is_control=True
     )
 
 
 def data_batch(values: Sequence[bytes], base_offset: int, epoch: int, now_ms: int, compression: int) -> bytes:
-    """Encode a batch of records without keys. `compression`: codec number."""
+    """Return an encoded batch of records without keys. `compression`: codec number, see COMPRESSIONS."""
     builder = DefaultRecordBatchBuilder(2, compression, 0, -1, -1, -1, _BUILDER_BYTES)
     append = builder.append
     for index, value in enumerate(values):
@@ -77,7 +77,10 @@ def data_batch(values: Sequence[bytes], base_offset: int, epoch: int, now_ms: in
 
 
 def batches_of(values: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Split values into batches of at most `BATCH_RECORDS_MAX` records and about `BATCH_BYTES_MAX` bytes."""
+    """Yield the values in lists of at most `BATCH_RECORDS_MAX`.
+
+    A list ends when it has `BATCH_BYTES_MAX` bytes or more.
+    """
     batch: list[bytes] = []
     size = 0
     for value in values:
@@ -107,7 +110,7 @@ class SnapshotReader:
         self._is_ended = False
 
     def values(self) -> Iterator[list[bytes]]:
-        """Yield the values of each data batch. The snapshot is valid only if the iteration completes.
+        """Yield the values of each data batch, as a list. The snapshot is valid only if the iteration completes.
 
         Raises CorruptRecordError, OSError.
         """
@@ -136,7 +139,7 @@ class SnapshotReader:
 
     @property
     def summary(self) -> SnapshotSummary:
-        """The summary, available after the end was read. Raises RuntimeError before."""
+        """The summary. Raises RuntimeError until the file was read to its end."""
         if self.header is None or not self._is_ended:
             raise RuntimeError(f"snapshot {self._name} was not read to its end")
         return SnapshotSummary(self.header, self.records, self.size_bytes)
@@ -221,7 +224,7 @@ class ImageLoader:
         self._reader = reader
 
     def steps(self) -> Iterator[int]:
-        """Apply at most 1,000 records per step. Yield the number of applied records.
+        """Apply at most 1,000 records per step. Yield the total number of applied records.
 
         Raises CorruptRecordError, OSError.
         """

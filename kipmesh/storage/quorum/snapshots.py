@@ -33,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class _PartFile:
-    """A `.part` file, until it is published as a snapshot or discarded."""
+    """An open `.part` file, until it is published as a snapshot or discarded."""
 
     def __init__(self, fs: FileSystem, directory: str, snapshot_id: SnapshotId, *, keep: bool) -> None:
         self.snapshot_id = snapshot_id
@@ -53,13 +53,13 @@ class _PartFile:
 
     @property
     def _open_file(self) -> File:
-        """The file, until it is published or discarded."""
+        """The open file. Raises RuntimeError once it is published or discarded."""
         if self._file is None:
             raise RuntimeError(f"{self._path} is closed")
         return self._file
 
     def _add(self, data: bytes) -> None:
-        """Append `data`. Discards the file on failure."""
+        """Append `data`. On failure, discards the file and raises StorageError."""
         try:
             self._open_file.write_at(data, self.size_bytes)
         except OSError as error:
@@ -67,7 +67,7 @@ class _PartFile:
         self.size_bytes += len(data)
 
     def _publish(self) -> None:
-        """Make the file a snapshot, durably. On failure there is no snapshot."""
+        """Rename the file to its final name, durably. On failure, raises StorageError and there is no snapshot."""
         final = f"{self._directory}/{file_name(self.snapshot_id)}"
         is_renamed = False
         try:
@@ -97,7 +97,7 @@ class _PartFile:
 
 
 class SnapshotWriter(_PartFile):
-    """A snapshot that is written batch by batch."""
+    """A `.part` file into which this replica writes a snapshot, batch by batch."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class SnapshotWriter(_PartFile):
 
     @property
     def records(self) -> int:
-        """Number of records written."""
+        """Number of data records written."""
         return self._next_offset - 1
 
     def append(self, values: Sequence[bytes]) -> None:
@@ -126,7 +126,10 @@ class SnapshotWriter(_PartFile):
         self._next_offset += len(values)
 
     def write(self, values: Iterable[bytes]) -> Iterator[int]:
-        """Write all records, one batch per iteration. Yield the number of records written. Raises StorageError."""
+        """Write all records, one batch per iteration. Yield the total number of records written so far.
+
+        Raises StorageError.
+        """
         for batch in batches_of(values):
             self.append(batch)
             yield self.records
@@ -139,18 +142,18 @@ class SnapshotWriter(_PartFile):
 
 
 class ReceivedSnapshot(_PartFile):
-    """A snapshot received from the leader, in chunks of arbitrary size."""
+    """A `.part` file that receives a snapshot from the leader, in chunks of arbitrary size."""
 
     def write(self, position: int, data: bytes) -> None:
-        """Append bytes. Raises ValueError unless `position` is the end of the file, StorageError."""
+        """Append a chunk. Raises ValueError unless `position` is the size of the file, StorageError if the disk fails."""
         if position != self.size_bytes:
             raise ValueError(f"position must be the size of the file, {self.size_bytes}, got {position}")
         self._add(data)
 
     def complete(self) -> SnapshotSummary:
-        """Validate the snapshot and make it durable. Run it on a worker thread.
+        """Validate the snapshot, make it durable and return its summary. Run it on a worker thread.
 
-        Raises CorruptRecordError or StorageError, after deleting the file.
+        Raises CorruptRecordError if it is invalid, StorageError if the disk fails; the file is then deleted.
         """
         try:
             summary = SnapshotReader(self._open_file, file_name(self.snapshot_id)).check()
@@ -204,7 +207,10 @@ class SnapshotStore:
     def create(
         self, snapshot_id: SnapshotId, *, last_contained_log_timestamp: int, now_ms: int, compression: str = "none"
     ) -> SnapshotWriter:
-        """Start to write a snapshot, replacing an incomplete one. `compression`: a key of COMPRESSIONS."""
+        """Return a writer for a new snapshot, replacing an incomplete one. `compression`: a key of COMPRESSIONS.
+
+        Raises StorageError; KeyError for an unknown compression.
+        """
         return SnapshotWriter(
             self._fs,
             self._directory,
@@ -215,13 +221,16 @@ class SnapshotStore:
         )
 
     def receive(self, snapshot_id: SnapshotId) -> ReceivedSnapshot:
-        """Start to receive a snapshot, or resume an interrupted transfer of this process."""
+        """Return a file that receives a snapshot. It resumes an interrupted transfer of this process.
+
+        Raises StorageError.
+        """
         return ReceivedSnapshot(self._fs, self._directory, snapshot_id, keep=True)
 
     def open(self, snapshot_id: SnapshotId) -> SnapshotReader:
-        """Open a snapshot for reading. Dropping the reader closes the file.
+        """Return a reader of a snapshot. Dropping the reader closes the file.
 
-        Raises StorageError if it does not exist.
+        Raises StorageError if the snapshot does not exist or the disk fails.
         """
         with self._storage_errors():
             return SnapshotReader(self._open(snapshot_id), file_name(snapshot_id))
@@ -235,12 +244,15 @@ class SnapshotStore:
             return self._fs.open(f"{self._directory}/{other[0]}")
 
     def header(self, snapshot_id: SnapshotId) -> SnapshotHeader:
-        """Return the header of a snapshot. Raises CorruptRecordError, StorageError."""
+        """Return the header of a snapshot. Raises CorruptRecordError; StorageError also if it does not exist."""
         with self._storage_errors():
             return self.open(snapshot_id).read_header()
 
     def validate(self, snapshot_id: SnapshotId) -> SnapshotSummary:
-        """Read and check a whole snapshot. Raises CorruptRecordError, StorageError."""
+        """Read and check a whole snapshot. Return its summary.
+
+        Raises CorruptRecordError if it is invalid; StorageError if it does not exist or the disk fails.
+        """
         with self._storage_errors():
             return self.open(snapshot_id).check()
 
@@ -251,13 +263,19 @@ class SnapshotStore:
         return None
 
     def read(self, snapshot_id: SnapshotId, position: int, size: int) -> bytes | None:
-        """Return bytes of the file, or None if the snapshot does not exist (any longer)."""
+        """Return up to `size` bytes of the file at `position`, fewer at its end.
+
+        Returns None if the snapshot does not exist (any longer). Raises StorageError.
+        """
         with self._storage_errors(), contextlib.suppress(FileNotFoundError):
             return self._open(snapshot_id).read_at(size, position)
         return None
 
     def delete(self, snapshot_ids: Iterable[SnapshotId]) -> None:
-        """Delete snapshots. Readers may continue, and other threads may delete the same ones."""
+        """Delete these snapshots, if they exist. Readers may continue. Raises StorageError.
+
+        Other threads may delete the same ones.
+        """
         complete = self._complete()
         with self._storage_errors():
             for snapshot_id in snapshot_ids:
@@ -268,7 +286,7 @@ class SnapshotStore:
                         self._fs.remove(deleted)
 
     def set_aside(self, snapshot_id: SnapshotId) -> str:
-        """Rename a corrupt snapshot so that it no longer counts as one. Return the new name."""
+        """Rename a corrupt snapshot so that it no longer counts as one. Return the new name. Raises StorageError."""
         aside = file_name(snapshot_id, FileKind.CORRUPT)
         names = self._complete().get(snapshot_id, [file_name(snapshot_id)])
         with self._storage_errors():
@@ -278,7 +296,7 @@ class SnapshotStore:
         return aside
 
     def clean(self) -> list[str]:
-        """Remove incomplete and partly deleted files, at startup. Return their names."""
+        """Remove incomplete and partly deleted snapshot files, at startup. Return their names. Raises StorageError."""
         names = [name for name, (_, kind) in self._names().items() if kind in (FileKind.PART, FileKind.DELETED)]
         with self._storage_errors():
             for name in names:
@@ -286,9 +304,9 @@ class SnapshotStore:
         return names
 
     def recover(self, log: retention.LogExtent, *, is_voter: bool) -> tuple[retention.Start, SnapshotSummary | None]:
-        """Decide what to start from, and return it with the summary of the snapshot, if one is used (630-14).
+        """Decide what the replica starts from (630-14). Return (decision, summary of the snapshot to load or None).
 
-        Removes incomplete files and sets corrupt snapshots aside.
+        Removes incomplete files and sets corrupt snapshots aside. Raises StorageError.
         """
         self.clean()
         corrupt = []
