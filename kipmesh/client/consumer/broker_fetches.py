@@ -53,7 +53,7 @@ DECODE_ON_LOOP_BYTES_MAX = 64 << 10
 
 
 class Blocked:
-    """Marker after the buffered records: only a seek or reset by the application lets the partition continue."""
+    """A buffered item after all records: only a seek or reset by the application lets the partition continue."""
 
 
 BLOCKED = Blocked()
@@ -69,7 +69,11 @@ class Parsed(NamedTuple):
 
 
 def parse_records(records: bytes, fetch_offset: int) -> Parsed:
-    """Find the whole batches of a fetch response. Invalid bytes after a whole batch are left to the next fetch."""
+    """Find the whole batches of a fetch response that end above `fetch_offset`. Never raises.
+
+    Invalid bytes after a whole batch are left to the next fetch. `failure` is CorruptRecordError for bytes without
+    any whole batch.
+    """
     batches: list[tuple[int, BatchHeader]] = []
     spans: list[EpochSpan] = []
     failure: KafkaError | None = None
@@ -105,7 +109,7 @@ class Chunk:
 
     @property
     def size_bytes(self) -> int:
-        """Size of the data."""
+        """Size of the fetch response in bytes, consumed batches included."""
         return len(self.data)
 
     @property
@@ -122,7 +126,7 @@ class Chunk:
         return header.compression != 0 and header.size_bytes > DECODE_ON_LOOP_BYTES_MAX
 
     def decode(self, state: PartitionState, check_crcs: bool) -> list[ConsumerRecord]:
-        """Return the records of the next batch, for `take`. Changes no state and may run on a thread.
+        """Return the records of the next batch from the position on, for `take`. Changes no state, may run on a thread.
 
         Raises CorruptRecordError, or KafkaError(UNSUPPORTED_COMPRESSION_TYPE).
         """
@@ -134,7 +138,7 @@ class Chunk:
         return consumer_records(state.topic, state.partition, self.data, position, header, state.position or 0)
 
     def take(self, state: PartitionState, records: list[ConsumerRecord], count_max: int) -> list[ConsumerRecord]:
-        """Return up to `count_max` of the decoded records that are left, and advance the position."""
+        """Return up to `count_max` of the `records` that `decode` returned and advance the position past them."""
         header = self.batches[self._index][1]
         whole = self._taken == 0 and len(records) <= count_max
         taken = records if whole else records[self._taken : self._taken + count_max]
@@ -222,7 +226,7 @@ class PartitionState:
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """Topic and partition."""
+        """Topic and partition number as a pair."""
         return TopicPartition(self.topic, self.partition)
 
     @property
@@ -264,14 +268,14 @@ class PartitionState:
         self.shared.changed[self] = None
 
     def seek(self, offset: int) -> None:
-        """Continue at `offset`."""
+        """Continue at `offset`. Discards the buffer and any error of the partition."""
         self.fatal_error = self.reset_to = None
         self.retry_at_s = 0.0
         self.reader.seek(offset)
         self.clear()
 
     def reset(self, timestamp: int) -> None:
-        """Continue at the offset of a timestamp, to be determined by ListOffsets."""
+        """Continue at the offset of a timestamp, which the reader requests with ListOffsets. Discards the buffer."""
         self.fatal_error = None
         self.reset_to = timestamp
         self.retry_at_s = 0.0
@@ -279,7 +283,7 @@ class PartitionState:
         self.clear()
 
     def drop_first(self) -> None:
-        """Remove the first buffered item."""
+        """Remove the first buffered item: a chunk, an error or `BLOCKED`."""
         item = self.buffer.popleft()
         if isinstance(item, Chunk):
             self.buffered_bytes -= item.size_bytes
@@ -287,13 +291,13 @@ class PartitionState:
         self.shared.changed[self] = None
 
     def put(self, chunk: Chunk) -> None:
-        """Buffer the batches of a response."""
+        """Append the batches of a response to the buffer."""
         self.buffer.append(chunk)
         self.buffered_bytes += chunk.size_bytes
         self.shared.buffered_bytes += chunk.size_bytes
 
     def located(self, error: KafkaError) -> KafkaError:
-        """Return the error with partition and offset added to its message."""
+        """Return a new error with the same code, and with partition and fetch offset in its message."""
         place = f"{self.topic}-{self.partition} at offset {self.reader.fetch_offset}"
         return KafkaError(error.code, f"{place}: {error.message}")
 
@@ -308,7 +312,7 @@ class FetchListener(Protocol):
         ...
 
     def on_broker_failed(self, broker: BrokerFetches, error: KafkaError) -> None:
-        """Handle a failed full fetch. The broker is retried after its backoff."""
+        """Handle a full fetch that failed. The fetch is repeated after the broker's backoff."""
         ...
 
     def on_connection_lost(self, broker: BrokerFetches) -> None:
@@ -316,7 +320,7 @@ class FetchListener(Protocol):
         ...
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a request in a background task."""
+        """Start a background task that sends a request, and return it."""
         ...
 
 
@@ -378,7 +382,7 @@ class BrokerFetches:
 
     @property
     def stats(self) -> FetchStats:
-        """Fetch counters of this broker."""
+        """Fetch counters of this broker. Counters of the whole consumer are 0."""
         session = self.session
         is_open = session.session_id != 0
         return FetchStats(
@@ -404,7 +408,10 @@ class BrokerFetches:
             state.reader.log_start_offset = left.reader.log_start_offset
 
     def remove(self, state: PartitionState, *, is_unassigned: bool = False) -> None:
-        """Stop fetching the partition from this broker."""
+        """Stop fetching the partition from this broker.
+
+        Args: is_unassigned: the consumer has dropped the partition; False if another broker fetches it now.
+        """
         self.withdraw(state)
         self.set_role(state, is_follower=False, is_rackless=False)
         state.broker = None
@@ -478,7 +485,10 @@ class BrokerFetches:
     # -- requests
 
     def send(self, now: float) -> None:
-        """Start the session's request and sessionless requests as far as possible."""
+        """Start the requests that are possible now: that of the session, or sessionless ones while it is pending.
+
+        Does nothing during the backoff, or while the broker's address is unknown.
+        """
         address = self._cluster.metadata.address(self.node_id)
         if now < self.retry_at_s or address is None:
             return
@@ -595,7 +605,7 @@ class BrokerFetches:
     # -- closing
 
     async def close(self, timeout_s: float) -> None:
-        """Cancel all requests and close the session at the broker (227-17), within `timeout_s`."""
+        """Cancel all requests and close the session at the broker (227-17), within `timeout_s`. Ignores errors."""
         tasks = [one.task for one in (self._catch_up, self._bridge) if one is not None and one.task is not None]
         if self._task is not None:
             tasks.append(self._task)

@@ -100,7 +100,7 @@ class Fetcher:
 
     @property
     def stats(self) -> FetchStats:
-        """Fetch counters of all brokers."""
+        """Fetch counters of all brokers since the start; `sessions` and `partitions` are current values."""
         return replace(
             sum((each.stats for each in self._brokers.values()), self._closed_stats),
             bytes_by_node=Counter(self._bytes),
@@ -113,7 +113,7 @@ class Fetcher:
     # -- called by the consumer
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Replace the assignment. Partitions that remain assigned keep their position."""
+        """Replace the assignment. Partitions that remain assigned keep position and buffer; the others lose both."""
         old = self.states
         self.states = {
             each: old.get(each) or PartitionState(*each, self._shared, self._selection.reader()) for each in partitions
@@ -131,7 +131,7 @@ class Fetcher:
         self.wake.set()
 
     def pause(self, state: PartitionState) -> None:
-        """Stop fetching and returning records of the partition until `resume`."""
+        """Stop fetching and returning records of the partition until `resume`. Its buffer is kept."""
         state.paused = True
         self._shared.changed[state] = None
         self.wake.set()
@@ -146,7 +146,7 @@ class Fetcher:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of fetched batches that are not consumed yet."""
+        """Bytes of fetched batches of all partitions that are not consumed yet."""
         return self._shared.buffered_bytes
 
     def on_metadata(self) -> None:
@@ -354,7 +354,7 @@ class Fetcher:
                 broker.send(now)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a background task. Its failure becomes the consumer's `failure`."""
+        """Start a background task and return it. An exception of it becomes `failure` (UNKNOWN_SERVER_ERROR)."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
@@ -372,7 +372,10 @@ class Fetcher:
     def on_fetched(
         self, broker: BrokerFetches, partitions: Sequence[FetchedPartition], endpoints: Iterable[NodeEndpoint]
     ) -> None:
-        """Handle the partitions of a response. Responses to outdated requests only update the watermarks."""
+        """Handle the partitions of a response.
+
+        A response to an outdated request only updates the high watermark and the log start offset.
+        """
         leaders = [
             (one.topic, one.requested.partition, one.data.current_leader)
             for one in partitions
@@ -397,7 +400,11 @@ class Fetcher:
         self.arrived.set()
 
     def on_broker_failed(self, broker: BrokerFetches, error: KafkaError) -> None:
-        """Handle a failed full fetch: raise non-retriable errors in the application, leave a follower."""
+        """Handle a failed full fetch of a broker.
+
+        Partitions that use the broker as a follower return to their leader. For the others, `poll` raises errors that
+        are not retriable and CORRUPT_MESSAGE; the fetch is repeated after other errors.
+        """
         states = [state for state in self.states.values() if state.broker is broker]
         if error.code.refreshes_metadata:
             self._metadata.request_refresh({state.topic for state in states})

@@ -60,17 +60,26 @@ class ConsumerGroupMetadata(NamedTuple):
 class RebalanceListener:
     """Base class for callbacks about assigned and revoked partitions, called within `poll` and `close`.
 
-    The methods may be coroutines.
+    The methods do nothing by default and may be coroutines. Their exceptions are raised by `poll` or `close`.
     """
 
     def on_partitions_assigned(self, partitions: list[TopicPartition]) -> Any:
-        """Handle newly assigned partitions. Their positions are the committed offsets; `seek` may change them."""
+        """Handle newly assigned partitions, possibly none, after a rebalance.
+
+        They start at the committed offsets, or by `auto.offset.reset` without one; `seek` may change that.
+        """
 
     def on_partitions_revoked(self, partitions: list[TopicPartition]) -> Any:
-        """Handle partitions that are about to be revoked. Their offsets can still be committed."""
+        """Handle partitions that are about to be revoked. Their offsets can still be committed.
+
+        With `enable.auto.commit` they are committed before this call.
+        """
 
     def on_partitions_lost(self, partitions: list[TopicPartition]) -> Any:
-        """Handle partitions that other members may already own. Their offsets cannot be committed."""
+        """Handle partitions that other members may already own. Their offsets cannot be committed.
+
+        Unlike in Kafka, the default does not call `on_partitions_revoked`.
+        """
 
 
 class _Joined(NamedTuple):
@@ -83,7 +92,7 @@ class _Joined(NamedTuple):
 
 
 class Membership:
-    """Group membership of one consumer. One task at a time calls `advance`."""
+    """Group membership of one consumer. Only one task at a time may call `advance`."""
 
     def __init__(self, config: ConsumerConfig, cluster: Cluster, fetcher: Fetcher) -> None:
         assert config.group_id is not None
@@ -118,7 +127,7 @@ class Membership:
         return self._topics is not None
 
     def subscribe(self, topics: tuple[str, ...], listener: RebalanceListener | None) -> None:
-        """Subscribe to topics. The next `advance` joins the group."""
+        """Replace the subscription and the listener. The next `advance` joins the group."""
         if self._topics is None:
             self._fetcher.assign([])  # remove manually assigned partitions
         self._topics, self._must_join = topics, True
@@ -127,7 +136,11 @@ class Membership:
     # --- within poll -------------------------------------------------------------------------------------------------
 
     async def advance(self, timeout_s: float) -> None:
-        """Join or rebalance if needed, for about `timeout_s`, and commit if due. Raises KafkaError."""
+        """Join or rebalance if needed, for about `timeout_s`, and start an automatic commit if it is due.
+
+        Raises KafkaError if joining fails (FENCED_INSTANCE_ID if another member uses `group.instance.id`), and the
+        exceptions of the listener. Failed automatic commits are only logged.
+        """
         self._polled_at = asyncio.get_running_loop().time()
         if self._topics is not None:
             await self._advance(timeout_s)
@@ -358,7 +371,7 @@ class Membership:
         self._fetcher.arrived.set()
 
     async def _leave(self) -> None:
-        """Leave the group, unless this is a static member."""
+        """Leave the group, unless this is a static member. Logs errors."""
         if self.member_id and self._config.group_instance_id is None:
             request = m.LeaveGroupRequest(self.group_id, members=[m.MemberIdentity(self.member_id)])
             try:
@@ -371,7 +384,8 @@ class Membership:
     async def commit(self, offsets: Mapping[TopicPartition, int] | None, timeout_s: float) -> None:
         """Commit offsets (None: the positions of all assigned partitions).
 
-        Raises KafkaError, UNKNOWN_MEMBER_ID if the consumer has subscribed and is not a member now.
+        Does nothing if there are no offsets. Raises KafkaError: UNKNOWN_MEMBER_ID if the consumer has subscribed and is
+        not a member now, ILLEGAL_GENERATION, REBALANCE_IN_PROGRESS, or another error of the coordinator.
         """
         if offsets is None:
             offsets = self.positions()
@@ -394,7 +408,7 @@ class Membership:
             raise
 
     def positions(self) -> dict[TopicPartition, int]:
-        """Return the positions of the assigned partitions, omitting unknown ones."""
+        """Return the known positions by assigned partition. Partitions without a position are omitted."""
         states = self._fetcher.states
         return {each: state.position for each, state in states.items() if state.position is not None}
 
@@ -419,7 +433,10 @@ class Membership:
     # --- closing -----------------------------------------------------------------------------------------------------
 
     async def close(self, *, commit: bool = True, leave: bool = True) -> None:
-        """Commit if `commit` and `enable.auto.commit`, revoke all partitions, and leave the group if `leave`."""
+        """Commit if `commit` and `enable.auto.commit`, revoke all partitions, and leave the group if `leave`.
+
+        A static member never leaves. Errors of the commit and of leaving are only logged.
+        """
         tasks = [task for task in (self._join_task, self._heartbeat_task, self._commit_task) if task is not None]
         for task in tasks:
             task.cancel()

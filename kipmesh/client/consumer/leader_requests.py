@@ -24,7 +24,8 @@ LeaderRequest = ListOffsetsAtLeader | EndOfEpochAtLeader
 class LeaderRequests:
     """Sends the leader requests of one consumer.
 
-    `apply` receives the effects of a response and the error, if any. `on_round_done` is called after each round.
+    A round is one request to each leader concerned, of one kind. `apply` receives a partition, the effects of its
+    response, and its error or None. `on_round_done` is called after each round.
     """
 
     cluster: Cluster
@@ -35,11 +36,11 @@ class LeaderRequests:
     _running: set[type[LeaderRequest]] = field(default_factory=set)
 
     def add(self, state: PartitionState, request: LeaderRequest) -> None:
-        """Add a request to the next `start`. It is dropped there if a round of its kind is in flight."""
+        """Add a request to the next `start`, which drops it if a round of its kind is in flight."""
         self._wanted.setdefault(type(request), []).append((state, request))
 
     def start(self, now_ms: int, spawn: Callable[[Coroutine[Any, Any, None]], object]) -> None:
-        """Start a round for each kind of the added requests."""
+        """Start a round for each kind of the added requests: ListOffsets, OffsetsForLeaderEpoch. `spawn` runs it."""
         wanted, self._wanted = self._wanted, {}
         for kind, requests in wanted.items():
             if kind in self._running:

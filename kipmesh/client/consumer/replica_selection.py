@@ -35,12 +35,12 @@ def rack_in_metadata(config: ConsumerConfig) -> str:
 
 
 def reset_policy(config: ConsumerConfig) -> int | None:
-    """Return `auto.offset.reset` as a timestamp; None for `none` and `error`."""
+    """Return `auto.offset.reset` as TIMESTAMP_EARLIEST or TIMESTAMP_LATEST; None for `none` and `error`."""
     return {"earliest": TIMESTAMP_EARLIEST, "latest": TIMESTAMP_LATEST}.get(config.auto_offset_reset)
 
 
 def ineffective_settings(config: ConsumerConfig) -> list[str]:
-    """Return one message for each setting that has no effect in combination with the others."""
+    """Return one message for each replica selection setting that has no effect together with the others."""
     mode, messages = config.replica_selection_mode, []
     if mode != "consumer":
         messages += [
@@ -90,21 +90,24 @@ class ReplicaSelection:
             self._selector = GuardedSelector(load_selector(config.replica_selector_class, configs), self._log_failure)
 
     def reader(self) -> PartitionReader:
-        """Create the reader of a new partition."""
+        """Create the reader of a newly assigned partition."""
         return PartitionReader(self.config, lambda attempts: int(self._cluster.backoff.delay_s(attempts) * 1000))
 
     @property
     def selector_failures(self) -> int:
-        """Number of failures of the consumer's own selector."""
+        """Number of failures of the consumer's own selector; 0 without one."""
         return sum(self._selector.failures.values()) if self._selector is not None else 0
 
     @property
     def changes_with_metadata(self) -> bool:
-        """Whether a metadata update may select another replica."""
+        """Whether a metadata update may select another replica: not in mode fetch, and only with policy preferred."""
         return self.config.mode is not SelectionMode.FETCH and self.config.prefers_replicas
 
     def of(self, topic: str, known: PartitionMetadata | None) -> PartitionView:
-        """Return the reader's view of a partition's metadata. Brokers that are not in the metadata count as offline."""
+        """Return the reader's view of a partition's metadata; an empty view for None.
+
+        Brokers that are not in the metadata count as offline. In mode consumer this calls the consumer's selector.
+        """
         if known is None:
             return PartitionView()
         brokers = self._cluster.metadata.brokers
@@ -171,7 +174,10 @@ class ReplicaReturn:
             self.due_s = now_s + self.first_s
 
     def topics(self, now_s: float, is_away: Callable[[TopicPartition], bool]) -> set[str]:
-        """Return the topics to refresh now. `is_away` returns whether a partition is still fetched from its leader."""
+        """Return the topics to refresh now, none before `due_s`, and schedule the next refresh.
+
+        `is_away` returns whether a partition is still fetched from its leader.
+        """
         if self.due_s is None or now_s < self.due_s:
             return set()
         self._away = {topic_partition: None for topic_partition in self._away if is_away(topic_partition)}

@@ -29,7 +29,7 @@ class _Exclusion(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class PreferredReplica:
-    """Replica selection of one partition. The methods never raise."""
+    """Selects the replica that one partition is fetched from. The methods never raise."""
 
     config: ReaderConfig
     view: PartitionView = _NO_VIEW
@@ -40,7 +40,7 @@ class PreferredReplica:
     _exclusions: dict[int, _Exclusion] = field(default_factory=dict)
 
     def target(self, now_ms: int) -> int:
-        """Return the node to fetch from, or -1 if the leader is unknown."""
+        """Return the node to fetch from: the preferred replica while it is usable, else the leader (-1: unknown)."""
         if self._preferred != NO_NODE and now_ms < self._lease_until_ms and self.is_usable(self._preferred, now_ms):
             return self._preferred
         config = self.config
@@ -51,7 +51,7 @@ class PreferredReplica:
         return self.view.leader_id
 
     def offers_rack(self, now_ms: int) -> bool:
-        """Whether fetches to the leader carry the rack, so that it may select a replica (392-13)."""
+        """Whether fetches to the leader carry `client.rack`, so that the leader may select a replica (392-13)."""
         config = self.config
         return config.has_rack and config.mode is SelectionMode.FETCH and now_ms >= self.rackless_until_ms
 
@@ -68,7 +68,7 @@ class PreferredReplica:
         return node_id in self.view.isr
 
     def update(self, view: PartitionView) -> int:
-        """Apply new metadata. Return the preferred replica if it is offline now (392-14: fenced), otherwise -1."""
+        """Apply new metadata. Return the leased replica if it is offline now (392-14: fenced), otherwise -1."""
         self.view = view
         for removed in self._exclusions.keys() - set(view.replicas):
             del self._exclusions[removed]
@@ -76,10 +76,10 @@ class PreferredReplica:
         return preferred if preferred != NO_NODE and not self._is_online(preferred) else NO_NODE
 
     def redirect(self, node_id: int, now_ms: int) -> bool:
-        """Prefer the replica that the leader selected and return True, unless the replica is excluded or offline.
+        """Lease the replica that the leader selected for `metadata.max.age.ms` and return True.
 
-        Otherwise fetches to the leader omit the rack for a while. If metadata has the replica offline, the metadata may
-        be stale and the caller should refresh it.
+        Returns False if the replica is excluded or offline. Fetches to the leader then omit the rack until the
+        exclusion ends, or for `retry.backoff.max.ms`. Metadata may be stale, so the caller should refresh it.
         """
         if self.is_usable(node_id, now_ms):
             self._preferred = node_id
@@ -92,7 +92,10 @@ class PreferredReplica:
         return False
 
     def exclude(self, node_id: int, now_ms: int) -> None:
-        """Exclude a failed replica for a while and return to the leader."""
+        """Exclude a failed replica and end its lease, so that the leader is fetched from.
+
+        The exclusion lasts `retry.backoff.max.ms`, doubled after each further failure up to `metadata.max.age.ms`.
+        """
         config = self.config
         exclusion = self._exclusions.get(node_id)
         failures = 1
@@ -104,11 +107,11 @@ class PreferredReplica:
             self._preferred = NO_NODE
 
     def end_lease(self) -> None:
-        """Drop the preferred replica. Called when a fetch goes to the leader."""
+        """End the lease of the preferred replica. Called when a fetch is sent to the leader."""
         self._preferred = NO_NODE
 
     def forget(self) -> None:
-        """Reset all state because the topic was recreated."""
+        """Forget metadata, lease and exclusions, because the topic was recreated."""
         self.view = _NO_VIEW
         self._preferred = NO_NODE
         self.rackless_until_ms = 0

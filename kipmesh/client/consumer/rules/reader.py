@@ -56,7 +56,7 @@ class Divergence(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class EpochHistory:
-    """Epochs of the records fetched since the last seek, with their first offsets, in ascending order (392-08).
+    """Leader epochs of the records fetched since the last seek, with their first offsets, in ascending order (392-08).
 
     Kafka's consumer only knows the epoch of its last record. It detects that the log was truncated, but not always
     where. With the start of every epoch, the reader can search back epoch by epoch like a follower (REP-01).
@@ -77,18 +77,21 @@ class EpochHistory:
         return self._entries[0][1] if self._entries else -1
 
     def begin(self, offset: int, epoch: int) -> None:
-        """Clear the history. `epoch` is that of the record before `offset`, -1 if unknown."""
+        """Clear the history and start at `offset`. `epoch` is that of the record before `offset`, -1 if unknown."""
         self._entries = [(epoch, offset)] if epoch >= 0 else []
         self._base = offset if epoch >= 0 else -1
 
     def read(self, first_offset: int, epoch: int) -> None:
-        """Add fetched records from `first_offset` on with this epoch, which is at least the last one."""
+        """Record that the fetched records from `first_offset` on have this epoch, which is at least the last one."""
         if epoch > self.last_epoch:
             self._entries.append((epoch, first_offset))
             del self._entries[:-ENTRIES_MAX]
 
     def floor(self, epoch: int, fetch_offset: int) -> EpochEnd | None:
-        """Return the largest consumed epoch that is not above `epoch`, or None if there is none."""
+        """Return the largest consumed epoch that is not above `epoch`, with its end; None if there is none.
+
+        The last epoch ends at `fetch_offset`.
+        """
         entries = self._entries
         above = bisect_right(entries, epoch, key=lambda entry: entry[0])
         if not above:
@@ -97,7 +100,10 @@ class EpochHistory:
         return EpochEnd(entries[above - 1][0], end)
 
     def cut(self, offset: int) -> None:
-        """Remove the records from `offset` on. The epoch of the record before `offset` becomes the last one."""
+        """Remove the records from `offset` on. The epoch of the record before `offset` becomes the last one.
+
+        The history becomes empty if that epoch is not in it.
+        """
         entries = self._entries
         while len(entries) > 1 and entries[-1][1] >= offset:
             entries.pop()
@@ -111,7 +117,8 @@ def compare_epoch_end(
     """Compare a consumed epoch's end with the leader's OffsetsForLeaderEpoch response for that epoch.
 
     `leader` is the leader's largest epoch that is not above `own.epoch`, (-1, -1) if there is none. Returns None if the
-    leader has all records up to the fetch offset, a Divergence, or the earlier epoch to compare next.
+    leader has all records up to the fetch offset, a Divergence where the logs differ, or an EpochEnd: the earlier
+    consumed epoch to compare next.
     """
     if leader.epoch < 0 or leader.end_offset < 0:
         return Divergence(None, -1)
@@ -141,9 +148,9 @@ class _PendingRequest(NamedTuple):
 
 @dataclass(slots=True, eq=False, repr=False)
 class PartitionReader:
-    """State machine of one assigned partition.
+    """State machine of one assigned partition. Does no IO.
 
-    `backoff_ms` returns the wait after a number of consecutive failures, including jitter.
+    `backoff_ms` returns the wait in ms after a number of consecutive failures, including jitter.
     """
 
     config: t.ReaderConfig
@@ -180,7 +187,7 @@ class PartitionReader:
 
     @property
     def leader_epoch(self) -> int:
-        """Current leader epoch, as sent in requests."""
+        """Current leader epoch from metadata, as sent in requests; -1 if unknown."""
         return self._preferred.view.leader_epoch
 
     def is_pending(self, request_id: int) -> bool:
@@ -225,7 +232,7 @@ class PartitionReader:
 
     @property
     def _confirmation_timestamp(self) -> int:
-        """CONFIRMING: the end of the leader's log that shows whether it has the fetch offset."""
+        """CONFIRMING: the end of the leader's log, latest or earliest, that the fetch offset is compared with."""
         bounds = self._bounds
         is_large = bounds is not None and 0 <= bounds.log_start_offset <= (self.fetch_offset or 0)
         return t.TIMESTAMP_LATEST if is_large else t.TIMESTAMP_EARLIEST
@@ -241,7 +248,10 @@ class PartitionReader:
         return self._last_request_id
 
     def deadline_ms(self, now_ms: int) -> int | None:
-        """Return when the backoff or the follower's timeout ends, or None if neither is running."""
+        """Return the time in ms at which the caller must call `next` or `tick` again; None if there is no such time.
+
+        That is the timeout of a pending fetch from a follower or, without a pending request, the end of the backoff.
+        """
         pending = self._pending
         if pending is not None:
             return pending.sent_ms + self._follower_timeout_ms if _is_follower_fetch(pending.request) else None
@@ -252,7 +262,10 @@ class PartitionReader:
         return self.config.fetch_max_wait_ms + self.config.follower_timeout_ms
 
     def tick(self, now_ms: int) -> t.Effects:
-        """Return to the leader if a follower has not responded within its timeout (392-14)."""
+        """Return to the leader if the fetch from a follower is pending for longer than its timeout (392-14).
+
+        The timeout is `fetch_max_wait_ms` plus `follower_timeout_ms`. Otherwise there are no effects.
+        """
         pending = self._pending
         if pending is None or not _is_follower_fetch(pending.request):
             return t.NOTHING
@@ -263,7 +276,10 @@ class PartitionReader:
     # --- events: metadata and the application -------------------------------------------------------------------------
 
     def metadata(self, view: t.PartitionView, now_ms: int) -> t.Effects:
-        """Apply metadata of the partition. Metadata with an older leader epoch is ignored."""
+        """Apply metadata of the partition. Metadata with an older leader epoch is ignored.
+
+        With a newer leader epoch the pending request is abandoned, and the position is validated if its epoch is known.
+        """
         before = self._preferred.view
         if view.leader_epoch < before.leader_epoch:
             return t.NOTHING
@@ -287,7 +303,10 @@ class PartitionReader:
         return tuple(effects)
 
     def seek(self, offset: int, epoch: int = -1) -> t.Effects:
-        """Continue at `offset` for the application. `epoch` is that of the record before it, -1 if unknown."""
+        """Discard the buffered records and continue at `offset`, as the application requested.
+
+        `epoch` is that of the record before `offset`, -1 if unknown. A known epoch is first validated with the leader.
+        """
         abandoned = self._abandon()
         self._attempts = self._retry_at_ms = 0
         self._bounds = self._problem = None
@@ -297,7 +316,10 @@ class PartitionReader:
         return (*abandoned, t.MoveTo(offset))
 
     def reset(self, timestamp: int) -> t.Effects:
-        """Continue at the offset of a timestamp for the application."""
+        """Discard the position and the buffered records, as the application requested.
+
+        The reader requests the offset of `timestamp` (ms or TIMESTAMP_...) from the leader and continues there.
+        """
         abandoned = self._abandon()
         self._attempts = self._retry_at_ms = 0
         self._problem = None
@@ -305,20 +327,26 @@ class PartitionReader:
         return (*abandoned, t.MoveTo(None))
 
     def recreated(self) -> t.Effects:
-        """Discard all state because the topic was deleted and recreated. The driver then calls `seek` or `reset`."""
+        """Discard all state because the topic was deleted and recreated, and `reset` to the earliest offset.
+
+        The driver may then call `seek` or `reset` for another offset.
+        """
         self._preferred.forget()
         self.high_watermark = self.log_start_offset = -1
         return self.reset(t.TIMESTAMP_EARLIEST)
 
     def delivered(self, position: int) -> t.Effects:
-        """Record that the application has all records below `position`, which is at most the fetch offset."""
+        """Record that the application has all records below `position`, which is at most the fetch offset.
+
+        In state DRAINING, delivery of the last buffered record starts the reset or reports OFFSET_OUT_OF_RANGE.
+        """
         self.position = position
         return self._reset_if_drained() if self.state is State.DRAINING else t.NOTHING
 
     def unresolved_problem(self) -> t.RaiseError | t.TruncationFound | None:
         """Return the problem that every poll raises until the application calls seek or reset; None if there is none.
 
-        There is one in state HALTED, and without a position if `auto.offset.reset` is none.
+        There is one in state HALTED. Without a position and with `auto.offset.reset` none, this method enters HALTED.
         """
         if self.state is State.RESETTING and self._reset_to is None:
             self._problem = t.RaiseError(ErrorCode.OFFSET_OUT_OF_RANGE)
@@ -328,7 +356,10 @@ class PartitionReader:
     # --- events: responses --------------------------------------------------------------------------------------------
 
     def fetched(self, request_id: int, data: PartitionData, spans: Sequence[t.EpochSpan], now_ms: int) -> t.Effects:
-        """Handle the partition's data in a fetch response. `spans` describe its whole batches, merged by epoch."""
+        """Handle the partition's data in a fetch response. Only with a TakeRecords effect are its records buffered.
+
+        `spans` describe the whole batches in `data`, one span per run of batches with the same leader epoch.
+        """
         request = self._take_request(request_id, t.FetchFrom)
         if request is None:
             return t.NOTHING
@@ -344,7 +375,7 @@ class PartitionReader:
         return self._accept_records(request, spans, now_ms) if spans else t.TAKE
 
     def failed(self, request_id: int, code: ErrorCode, now_ms: int) -> t.Effects:
-        """Handle an error of a request of any kind; NETWORK_EXCEPTION if there was no response."""
+        """Handle the error of a fetch or leader request; `code` is NETWORK_EXCEPTION if there was no response."""
         pending = self._pending
         if pending is None or pending.request_id != request_id:
             return t.NOTHING
@@ -354,7 +385,7 @@ class PartitionReader:
         return self._handle_error(pending.request.node_id, code, True, now_ms)
 
     def listed(self, request_id: int, offset: int) -> t.Effects:
-        """Handle the offset from the leader's ListOffsets response; -1 (none) means the start of the log."""
+        """Handle the offset from the leader's ListOffsets response; -1 (none) counts as offset 0."""
         request = self._take_request(request_id, t.ListOffsetsAtLeader)
         if request is None:
             return t.NOTHING
@@ -378,16 +409,17 @@ class PartitionReader:
         )
 
     def epoch_ended(self, request_id: int, end: EpochEndOffset) -> t.Effects:
-        """Handle the end of an epoch from the leader's OffsetsForLeaderEpoch response."""
+        """Handle the end of an epoch from the leader's OffsetsForLeaderEpoch response. May report a truncation."""
         if self._take_request(request_id, t.EndOfEpochAtLeader) is None or self.state is not State.VALIDATING:
             return t.NOTHING
         self._attempts = 0
         return self._compare_with_leader(end)
 
     def corrupt(self, node_id: int, now_ms: int) -> t.Effects:
-        """Refetch from the position because a batch from `node_id` cannot be decoded.
+        """Refetch from the position because a batch that `node_id` sent cannot be decoded.
 
-        Returns to the leader if `node_id` is a follower, otherwise raises CORRUPT_MESSAGE in the application.
+        If `node_id` is a follower, the partition returns to the leader. Otherwise the reader backs off, and a
+        RaiseError effect reports CORRUPT_MESSAGE. No effects without a position or in state HALTED.
         """
         if self.position is None or self.state in (State.RESETTING, State.HALTED):
             return t.NOTHING
@@ -471,7 +503,10 @@ class PartitionReader:
         return self._verify_position(request, t.LeaveCause.OUT_OF_RANGE, now_ms)
 
     def _verify_position(self, request: t.FetchFrom, cause: t.LeaveCause, now_ms: int) -> t.Effects:
-        """Verify the position with the leader because a replica's log does not match it (392-08)."""
+        """Start to verify the position with the leader, because a replica's log does not match it (392-08).
+
+        If the replica is a follower, the partition leaves it for `cause`.
+        """
         self._epoch_end = EpochEnd(self._history.last_epoch, self.fetch_offset or 0)
         self._transition(Cause.INCONSISTENT if self._epoch_end.epoch >= 0 else Cause.NOT_ON_FOLLOWER)
         return t.NOTHING if request.is_leader else self._leave(request.node_id, cause, now_ms)
@@ -493,7 +528,7 @@ class PartitionReader:
         return t.NOTHING
 
     def _handle_truncation(self, end_offset: int | None, epoch: int) -> t.Effects:
-        """Continue after the consumed log was truncated to `end_offset` (None: unknown)."""
+        """Handle a truncation of the log to `end_offset` (None: unknown). Reports it if consumed records were lost."""
         self._bounds = None
         position, policy = self.position or 0, self.config.reset_to
         if end_offset is not None and end_offset >= position:

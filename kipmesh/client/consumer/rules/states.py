@@ -91,7 +91,7 @@ _TARGETS = {(row.source, row.cause): row.target for row in TRANSITIONS}
 
 
 class IllegalTransitionError(Exception):
-    """A transition that is not in the table. Indicates a bug in the reader."""
+    """`next_state` got a cause that is not allowed in the state. Indicates a bug in the reader."""
 
 
 def next_state(source: State, cause: Cause) -> State:
@@ -103,7 +103,7 @@ def next_state(source: State, cause: Cause) -> State:
 
 
 def diagram() -> str:
-    """Return the table as a Mermaid state diagram. Transitions from any state are drawn once, from `halted`."""
+    """Return the transitions as a Mermaid state diagram. Those of `FROM_ANYWHERE` are drawn from `halted` only."""
     lines = ["stateDiagram-v2", f"[*] --> {_R.value}"]
     lines += [f"{source.value} --> {target.value}: {cause.value}" for source, cause, target in TRANSITIONS]
     lines += [f"{_H.value} --> {target.value}: {cause.value}" for cause, target in FROM_ANYWHERE.items()]
@@ -122,7 +122,10 @@ class Leave(Enum):
 
 
 class Reaction(NamedTuple):
-    """Reaction to a fetch error."""
+    """Reaction to a fetch error.
+
+    Says when to return to the leader, whether to wait before the next request, and whether to refresh metadata.
+    """
 
     leave: Leave = Leave.NO
     back_off: bool = True
@@ -163,7 +166,9 @@ _LEAVE_AND_REFRESH = Reaction(Leave.IMMEDIATELY, back_off=False, refresh=True)
 
 
 def reaction_to(code: ErrorCode, *, from_leader: bool) -> Reaction:
-    """Return the reaction to an error code; NETWORK_EXCEPTION means a transport failure.
+    """Return the reaction to an error from the leader or, without `from_leader`, from a follower.
+
+    The code NETWORK_EXCEPTION means a transport failure.
 
     NOT_LEADER_OR_FOLLOWER from a follower returns to the leader immediately: a broker without support for follower
     fetching returns it (392-17).

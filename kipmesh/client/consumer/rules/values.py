@@ -46,7 +46,7 @@ class ReaderConfig(NamedTuple):
 
 
 class PartitionView(NamedTuple):
-    """Metadata of a partition as used by its reader."""
+    """Metadata of a partition as its reader sees it. Replicas are broker ids."""
 
     leader_id: int = -1
     leader_epoch: int = -1
@@ -58,7 +58,7 @@ class PartitionView(NamedTuple):
 
 
 class EpochSpan(NamedTuple):
-    """Consecutive records of one leader epoch in a fetch response. `next_offset` follows the last record."""
+    """Consecutive records of one leader epoch in a fetch response. `next_offset` is exclusive."""
 
     first_offset: int
     next_offset: int
@@ -69,7 +69,7 @@ class EpochSpan(NamedTuple):
 
 
 class FetchFrom(NamedTuple):
-    """Fetch records from a node."""
+    """Fetch the records from `fetch_offset` on from a node."""
 
     node_id: int
     is_leader: bool
@@ -83,7 +83,10 @@ class FetchFrom(NamedTuple):
 
 
 class ListOffsetsAtLeader(NamedTuple):
-    """Request an offset from the leader, for a reset or to confirm OFFSET_OUT_OF_RANGE of a follower (392-08)."""
+    """Request the offset of a timestamp (ms or TIMESTAMP_...) from the leader with ListOffsets.
+
+    Used for a reset, and to confirm OFFSET_OUT_OF_RANGE of a follower (392-08).
+    """
 
     node_id: int
     current_leader_epoch: int
@@ -136,7 +139,7 @@ class RefreshMetadata(NamedTuple):
 
 
 class MoveTo(NamedTuple):
-    """Discard the buffered records and continue at `offset` (None: to be determined)."""
+    """Discard the buffered records and continue at `offset` (None: the reader will request it from the leader)."""
 
     offset: int | None
 
