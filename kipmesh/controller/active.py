@@ -42,7 +42,7 @@ _RESERVED_ID_START = 0b111110
 
 
 def new_topic_id() -> bytes:
-    """Return a random topic id of 16 bytes that Kafka could have generated."""
+    """Return a random topic id of 16 bytes that Kafka could have generated: its base64 form does not start with `-`."""
     while True:
         topic_id = uuid.uuid4().bytes
         if topic_id[0] >> 2 != _RESERVED_ID_START:
@@ -68,7 +68,8 @@ class BrokerProbes:
     _prober: LivenessProber = field(default_factory=LivenessProber, init=False)
 
     async def run(self) -> None:
-        """Probe `PROBES` times, the first time after one interval, and report the missing brokers."""
+        """Probe `PROBES` times, the first time after one interval, and call `refused` for brokers that refused every
+        time. Call it once."""
         with contextlib.closing(self._prober):
             for broker_id in sorted(await self._find_missing()):
                 self.refused(broker_id)
@@ -254,7 +255,7 @@ class ActiveController:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._timer_fired)
 
     def _timer_fired(self) -> None:
-        """Fence the brokers whose sessions have expired."""
+        """Fence the brokers whose sessions have expired. If the timer fired late, first extend all sessions."""
         self._timer = None
         now_ms = self._now_ms()
         if now_ms - self._deadline_ms > self._config.broker_session_timeout_ms // 2:
@@ -281,7 +282,8 @@ class ActiveController:
             self._timer = asyncio.get_running_loop().call_later(SESSION_RETRY_MS / 1000, self._timer_fired)
 
     def _fencings(self) -> Iterator[Decide]:
-        """Yield one decision for each expired broker, because the choice of leaders depends on earlier fencings."""
+        """Yield one decision per expired broker, because the choice of leaders depends on earlier fencings, then one
+        that retries pending elections."""
         missing = self._controller.sessions.missing()
         expired = self._controller.brokers.expired(self._now_ms())
         for index, broker_id in enumerate(expired):

@@ -42,7 +42,8 @@ Do = Callable[[str, DecideWith], Awaitable[Any]]
 
 
 class DoOrCleanUp(Protocol):
-    """`Do` with an option for cleanups, which OPERATIONS_MAX does not limit (`DecisionQueue.submit`)."""
+    """A `Do` with the option `is_cleanup`, which exempts an operation from OPERATIONS_MAX (see
+    `DecisionQueue.submit`)."""
 
     def __call__(self, operation: str, decide: DecideWith, /, *, is_cleanup: bool = False) -> Awaitable[Any]:
         """Return the response of the operation after its commit, or raise KafkaError."""

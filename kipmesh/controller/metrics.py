@@ -19,7 +19,7 @@ class GaugeSource(Protocol):
 
     @property
     def image(self) -> MetadataImage:
-        """The metadata image."""
+        """The metadata image of this node."""
 
     @property
     def pending_operations(self) -> int:

@@ -73,7 +73,8 @@ class ControllerNode:
 
     @property
     def ready(self) -> bool:
-        """Whether the node serves requests and is active, or follows a leader with metadata of its epoch."""
+        """Whether the node serves requests and is active, or follows a leader and has metadata of that leader's
+        epoch."""
         is_serving = self.grpc_port and not self._is_stopped and not self.failed.done()
         return bool(is_serving and self._quorum is not None and self._quorum.ready)
 

@@ -27,7 +27,7 @@ GroupId = Annotated[str, Field(min_length=1, max_length=8192)]
 
 
 class MemberConfig(Config):
-    """Keys of consumer group members."""
+    """Configuration keys of consumer group members."""
 
     group_id: GroupId | None = None
     """Consumer group for `subscribe` and committed offsets."""
@@ -65,7 +65,7 @@ class MemberConfig(Config):
 
 
 class ClientConfig(ClientSslConfig):
-    """Keys of all clients."""
+    """Configuration keys of all clients."""
 
     client_id: Annotated[str, Field(max_length=249)] = ""
     """Name of this client in the logs and metrics of brokers."""
@@ -82,7 +82,7 @@ class ClientConfig(ClientSslConfig):
 
 
 class ApiConfig(ClientConfig):
-    """Keys of clients with blocking calls."""
+    """Configuration keys of clients with API calls that have a default timeout."""
 
     default_api_timeout_ms: PositiveInt32 = 60_000
     """Maximum time in ms of one API call, including retries."""

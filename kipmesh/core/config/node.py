@@ -57,7 +57,7 @@ def parse_http_listener(text: str) -> Endpoint:
 
 
 class ServiceConfig(Config):
-    """Keys of every service process."""
+    """Configuration keys of every service process."""
 
     http_listener: Annotated[str, checked(parse_http_listener)] = "127.0.0.1:0"
     """host:port of /metrics, /healthz and /readyz, and of the consumer service's API; with TLS if it begins with
@@ -140,7 +140,7 @@ ListenerList = Annotated[StrList, checked(_check_listeners)]
 
 
 class NodeConfig(ServerSslConfig, ServiceConfig):
-    """Keys of controllers and brokers."""
+    """Configuration keys of controllers and brokers."""
 
     node_id: NotNegativeInt32
     """Id of this node, unique in the cluster."""
@@ -242,8 +242,8 @@ class ControllerConfig(NodeConfig):
 
     @model_validator(mode="after")
     def _check_own_address(self) -> Self:
-        """Raise ValueError if this voter's entry in controller.quorum.voters differs from its listener and advertised
-        address."""
+        """Raise ValueError if this voter's address in controller.quorum.voters has another port than its first listener
+        and is not advertised. Listener port 0 passes."""
         own = next((voter for voter in self.voters if voter.id == self.node_id), None)
         listener = next(iter(self.endpoints), None)
         advertised = {f"{one.host}:{one.port}" for one in map(Endpoint.from_text, self.advertised_listeners)}
@@ -465,7 +465,8 @@ class BrokerConfig(NodeConfig, WireConfig):
 
     @model_validator(mode="after")
     def _check_advertised(self) -> Self:
-        """Raise ValueError for duplicate or unknown listener names and for wildcard addresses, as in Apache Kafka."""
+        """Raise ValueError for duplicate or unknown listener names and for advertised wildcard addresses, as in Apache
+        Kafka."""
         advertised = tuple(map(Endpoint.from_text, self.advertised_listeners))
         for key, endpoints in (("listeners", self.endpoints), ("advertised.listeners", advertised)):
             names = [endpoint.name for endpoint in endpoints]

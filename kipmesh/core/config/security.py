@@ -108,7 +108,8 @@ class ServerSslConfig(SslConfig):
     is a client and cannot replicate, vote or register. Required for TLS at an inter-node listener."""
 
     def protocol_of(self, listener: str) -> ListenerProtocol:
-        """Return the protocol of the listener with this name: PLAINTEXT by default."""
+        """Return the protocol of the listener: by the protocol map, else the protocol that the listener is named after,
+        else PLAINTEXT."""
         protocols = parse_protocol_map(self.listener_security_protocol_map)
         return protocols.get(listener, PROTOCOLS.get(listener, "PLAINTEXT"))
 
@@ -140,7 +141,7 @@ class ServerSslConfig(SslConfig):
             self.check_ssl_files("http.listener with https", needs_certificate=True)
 
     def check_mesh_listener(self, name: str) -> None:
-        """Raise ValueError if this gRPC listener has SASL, or has TLS without `ssl.node.names`."""
+        """Raise ValueError if the gRPC listener `name` has SASL, or has TLS without `ssl.node.names`."""
         if self.has_sasl(name):
             raise ValueError(f"listener {name} is gRPC, which does not support SASL")
         if self.has_tls(name) and not self.ssl_node_names:

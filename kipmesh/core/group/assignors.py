@@ -34,7 +34,7 @@ class GroupMember(NamedTuple):
 
 
 class RebalanceProtocol(Enum):
-    """How members treat owned partitions when a rebalance starts."""
+    """How members treat their partitions when a rebalance starts."""
 
     EAGER = "eager"
     """Members revoke all partitions before they join."""
@@ -43,7 +43,7 @@ class RebalanceProtocol(Enum):
 
 
 class Assignor(NamedTuple):
-    """An assignment strategy, with the name that Kafka's clients use."""
+    """An assignment strategy. `name` is the strategy's name in Kafka's clients."""
 
     name: str
     protocol: RebalanceProtocol
@@ -170,8 +170,8 @@ class StickyAssignment:
         self._loads[place] += 1
 
     def _assign_owned(self) -> list[Partition]:
-        """Let owners keep partitions that they still subscribe to. Return the rest, topics with the fewest subscribers
-        first."""
+        """Let owners keep partitions that they still subscribe to. Return the other partitions, topics with the fewest
+        subscribers first."""
         places = {member: place for place, member in enumerate(self._members)}
         rest = []
         for topic in sorted(self._eligible, key=lambda topic: (len(self._eligible[topic]), topic)):
@@ -200,8 +200,8 @@ class StickyAssignment:
             heapq.heapreplace(heap, (self._loads[place], place))
 
     def _balance_loads(self) -> None:
-        """Move partitions from the most loaded members while possible. A member without a chain is retried after the
-        next move."""
+        """Move partitions away from the most loaded members while `_chain` finds a chain. A member without a chain is
+        retried after the next move."""
         stuck: set[int] = set()
         while True:
             loaded = [place for place in range(len(self._members)) if place not in stuck]
@@ -243,7 +243,8 @@ class StickyAssignment:
         return chain
 
     def _move(self, giver: int, topic: str, taker: int) -> None:
-        """Move a partition: preferably one that the taker owned before, then one that the giver did not own."""
+        """Move a partition of `topic`: preferably one that the taker owned before, then one that the giver did not
+        own."""
         numbers = self._assigned[giver][topic]
         numbers.sort(key=lambda number: self._move_cost(giver, taker, topic, number))
         number = numbers.pop(0)

@@ -78,7 +78,7 @@ class Member:
 
 
 def first_per_name(protocols: Sequence[JoinGroupRequestProtocol]) -> dict[str, bytes]:
-    """Return protocol name -> metadata. The first entry of each name counts."""
+    """Return protocol name -> metadata. Of several entries with one name, the first counts."""
     protocols_by_name: dict[str, bytes] = {}
     for protocol in protocols:
         protocols_by_name.setdefault(protocol.name, protocol.metadata)
@@ -149,7 +149,7 @@ class ClassicGroup:
 
     @property
     def is_consumer(self) -> bool:
-        """Whether the members use the consumer protocol."""
+        """Whether the protocol type is `consumer`."""
         return self.protocol_type == records.PROTOCOL_TYPE
 
     @property
@@ -219,8 +219,8 @@ class ClassicGroup:
         return votes.most_common(1)[0][0]
 
     def is_subscribed(self, topic: str) -> bool:
-        """Return whether a member subscribes to the topic. Unknown subscriptions of a consumer group count as all
-        topics."""
+        """Return whether a member subscribes to the topic. With unknown subscriptions, True for a consumer group and
+        False for another."""
         return self.is_consumer if self.subscribed_topics is None else topic in self.subscribed_topics
 
     def _subscribed_topics(self) -> frozenset[str] | None:
@@ -305,7 +305,8 @@ class ClassicGroup:
         self.pending_sync.discard(member_id)
 
     def replace_static(self, group_instance_id: str, new_member_id: str) -> Member:
-        """Give a static member a new id; it keeps its position, assignment and leadership. Return the new member."""
+        """Give the existing static member with this instance id a new member id; it keeps its position, assignment and
+        leadership. Return the new member."""
         old = self.members[self.static_members[group_instance_id]]
         new = replace(old, member_id=new_member_id)
         self.members = {

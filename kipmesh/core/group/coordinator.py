@@ -155,7 +155,7 @@ class GroupCoordinator:
         return m.DescribedGroup(0, None, group_id, group.state.value, group.protocol_type or "", name or "", members)
 
     def group_states(self) -> Counter[GroupState]:
-        """Return the number of groups per state."""
+        """Return state -> number of groups, including groups that only have offsets (Empty)."""
         states = Counter(group.state for group in self._state.live.values())
         not_live = sum(group_id not in self._state.live for group_id in self.table.group_ids())
         if not_live:

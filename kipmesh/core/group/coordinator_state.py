@@ -135,7 +135,7 @@ class CoordinatorState:
     # --- outcomes --------------------------------------------------------------------------------------------------
 
     def is_busy(self, group_id: str) -> bool:
-        """Return whether the group has pending writes."""
+        """Return whether the group has writes that are neither committed nor failed."""
         return self._in_flight[group_id] > 0
 
     def when_idle(self, group_id: str, work: Callable[[Instant], None], now: Instant) -> None:

@@ -29,7 +29,7 @@ def is_too_long(*names: str | None) -> bool:
 
 
 class _Join(NamedTuple):
-    """A pending JoinGroup request."""
+    """A JoinGroup request that is being handled."""
 
     request: m.JoinGroupRequest
     client: Client
@@ -101,8 +101,8 @@ class Membership:
         return ErrorCode.NONE if is_allowed else ErrorCode.INVALID_SESSION_TIMEOUT
 
     def _has_room(self, group: ClassicGroup, member_id: str) -> bool:
-        """Return whether `group.max.size` allows the member. In a rebalance only members with a pending JoinGroup
-        count, so that the last to join are refused."""
+        """Return whether `group.max.size` allows the member. In PreparingRebalance only members with a pending
+        JoinGroup count, so the last ones to join are refused."""
         limit, member = self._state.settings.group_max_size, group.members.get(member_id)
         if group.state is GroupState.EMPTY:
             return True
@@ -306,7 +306,8 @@ class Membership:
     # --- Heartbeat and LeaveGroup ----------------------------------------------------------------------------------
 
     def heartbeat(self, request: m.HeartbeatRequest, request_id: int, now: Instant) -> None:
-        """Handle Heartbeat (API key 12): restart the session. REBALANCE_IN_PROGRESS tells the member to join again.
+        """Handle Heartbeat (API key 12): restart the member's session. The error code REBALANCE_IN_PROGRESS tells the
+        member to join again.
 
         Other error codes: NOT_COORDINATOR, INVALID_GROUP_ID, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION.
         """
@@ -319,7 +320,8 @@ class Membership:
         self._state.respond(request_id, m.HeartbeatResponse(error_code=code))
 
     def leave(self, request: m.LeaveGroupRequest, request_id: int, now: Instant) -> None:
-        """Handle LeaveGroup (API key 13): remove members, or static members by their instance id.
+        """Handle LeaveGroup (API key 13): remove the named members (static members also by instance id alone), and
+        rebalance.
 
         Error codes: NOT_COORDINATOR, INVALID_GROUP_ID; per member UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID.
         """

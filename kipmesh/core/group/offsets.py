@@ -194,7 +194,8 @@ class Offsets:
         return now.wall_ms - since >= self._state.settings.offsets_retention_ms
 
     def topics_deleted(self, names: Collection[str], now: Instant) -> None:
-        """Delete the offsets of deleted topics, so that a recreated topic starts without offsets."""
+        """Delete the offsets of deleted topics in all groups, so that a recreated topic starts without offsets. Groups
+        with pending writes follow later."""
         deleted = frozenset(names)
         for group_id in self._state.table.group_ids():
             if any(topic in deleted for topic, _ in self._state.table.offsets(group_id)):

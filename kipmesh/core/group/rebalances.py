@@ -20,7 +20,7 @@ HEARTBEAT, JOIN, SYNC = "heartbeat", "join", "sync"
 
 
 class Rebalances:
-    """Rebalances of the groups in `state`."""
+    """Rebalances and timeouts of the groups in `state`."""
 
     def __init__(self, state: CoordinatorState) -> None:
         self._state = state
@@ -35,13 +35,15 @@ class Rebalances:
             self.maybe_complete_join(group, now)
 
     def maybe_complete_join(self, group: ClassicGroup, now: Instant) -> None:
-        """Complete the join phase if all members have joined. The first rebalance always waits for its delay."""
+        """Complete the join phase if all members have joined, except in the first rebalance of an empty group, which
+        waits for its delay."""
         is_first = group.previous_state is GroupState.EMPTY
         if group.state is GroupState.PREPARING_REBALANCE and not is_first and group.has_all_joined:
             self._complete_join(group, now)
 
     def prepare(self, group: ClassicGroup, now: Instant) -> None:
-        """Start a rebalance. Pending SyncGroups get REBALANCE_IN_PROGRESS."""
+        """Start a rebalance. Pending SyncGroups get REBALANCE_IN_PROGRESS. Raises ValueError unless the group is Empty,
+        Stable or CompletingRebalance."""
         if group.state is GroupState.COMPLETING_REBALANCE:
             self.propagate(group, ErrorCode.REBALANCE_IN_PROGRESS, now)
         group.pending_sync.clear()
@@ -62,7 +64,8 @@ class Rebalances:
         self._state.timers.set((JOIN, group.group_id), now.monotonic_ms + delay_ms)
 
     def _complete_join(self, group: ClassicGroup, now: Instant) -> None:
-        """Start the next generation with the members that have joined and static members whose session is alive."""
+        """Start the next generation with the members that have joined and all static members; other members are
+        removed. If only static members are left and none has joined, wait again."""
         state, group_id = self._state, group.group_id
         group.initial_wait_ms = None
         state.timers.cancel((JOIN, group_id))
@@ -98,7 +101,8 @@ class Rebalances:
     # --- timeouts --------------------------------------------------------------------------------------------------
 
     def expect_heartbeat(self, group: ClassicGroup, member_id: str, within_ms: int, now: Instant) -> None:
-        """Remove the member unless its session is reset within `within_ms`."""
+        """Restart the member's session timer: `session_expired` follows after `within_ms` unless it is restarted
+        before."""
         self._state.timers.set((HEARTBEAT, group.group_id, member_id), now.monotonic_ms + within_ms)
 
     def reset_session(self, group: ClassicGroup, member_id: str, now: Instant) -> None:
@@ -131,7 +135,8 @@ class Rebalances:
             self._complete_join(group, now)
 
     def join_expired(self, group_id: str, now: Instant) -> None:
-        """Handle the expired join timer. The first rebalance extends it while new members join."""
+        """Handle the expired join timer: complete the join phase. The first rebalance extends the wait if new members
+        joined. Ignored outside PreparingRebalance."""
         group = self._state.live.get(group_id)
         if group is None or group.state is not GroupState.PREPARING_REBALANCE:
             return
@@ -196,7 +201,7 @@ class Rebalances:
         )
 
     def sync_response(self, group: ClassicGroup, member: Member) -> SyncGroupResponse:
-        """Return the SyncGroup response with the member's assignment."""
+        """Return the SyncGroup response with the member's assignment and no error."""
         return SyncGroupResponse(0, 0, group.protocol_type, group.protocol_name, member.assignment)
 
     def remove(self, group: ClassicGroup, member_id: str) -> None:
@@ -218,7 +223,7 @@ class Rebalances:
             self.prepare(group, now)
 
     def unloaded(self, group: ClassicGroup, now: Instant) -> None:
-        """Fail all pending requests of the group with NOT_COORDINATOR; it becomes Dead."""
+        """Fail all pending requests of the group with NOT_COORDINATOR and make it Dead."""
         for member in group.members.values():
             self.dismiss(member, ErrorCode.NOT_COORDINATOR)
         group.transition_to(GroupState.DEAD, now.wall_ms)

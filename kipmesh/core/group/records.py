@@ -172,7 +172,7 @@ def subscribed_topics(data: bytes) -> frozenset[str] | None:
 
 
 def by_topic(partitions: Iterable[Partition]) -> tuple[TopicPartitionList, ...]:
-    """Return the partitions grouped by topic, sorted."""
+    """Return the partitions grouped by topic, with topics and partition numbers sorted."""
     topics: dict[str, list[int]] = {}
     for topic, partition in sorted(partitions):
         topics.setdefault(topic, []).append(partition)
@@ -180,5 +180,5 @@ def by_topic(partitions: Iterable[Partition]) -> tuple[TopicPartitionList, ...]:
 
 
 def flat(lists: Iterable[TopicPartitionList]) -> list[Partition]:
-    """Return the (topic, partition) pairs of lists grouped by topic."""
+    """Return the (topic, partition) pairs of lists that are grouped by topic."""
     return [(one.topic, partition) for one in lists for partition in one.partitions]

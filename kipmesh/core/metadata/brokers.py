@@ -45,7 +45,8 @@ _UINT16_MAX = 2**16 - 1
 
 
 class BrokerLifecycle:
-    """Decisions about brokers. The owner appends the returned records and applies them to the image."""
+    """Decisions about brokers: registration, heartbeats, fencing and the elections that follow. The owner appends the
+    returned records and applies them to the image."""
 
     def __init__(self, controller: ControllerState) -> None:
         self._controller = controller
@@ -58,7 +59,8 @@ class BrokerLifecycle:
         self._unclean_requested: dict[PartitionKey, None] = {}
 
     def forget_decided(self, delta: MetadataDelta) -> None:
-        """Drop the log ends and requested unclean elections of partitions that now have a leader or were deleted."""
+        """Drop the reported log ends and requested unclean elections of partitions in `delta` that now have a leader or
+        were deleted."""
         for kept in (self._log_ends, self._unclean_requested):
             for key in common(kept.keys(), delta.changed_partitions):
                 state = self._image.partition(*key)
@@ -190,10 +192,11 @@ class BrokerLifecycle:
         return records + self._elect_by_log_end(rest, can_lead)
 
     def _prove(self, broker: BrokerState, metadata_offset: int) -> list[r.Record]:
-        """Return the records that clear last known ELRs because the broker has applied this metadata offset.
+        """Return the records that clear `last_known_elr` of partitions that the broker leads, because it has applied
+        the metadata up to `metadata_offset`.
 
-        Normally that is one event. If the broker lags behind the newest change, it is a limited number of partition
-        records, so that constant changes cannot delay the proof forever.
+        Empty if there is none to clear. Normally one event clears all. If the broker lags behind the newest change, up
+        to PROVEN_RECORDS_MAX partition records are returned, so that constant changes cannot delay the proof forever.
         """
         unproven = self._image.unproven(broker.broker_id)
         if not unproven:
@@ -296,7 +299,8 @@ class BrokerLifecycle:
         """Return the records that fence the first of `broker_ids`, which must be registered.
 
         With level 1 of `kipmesh.fencing` (630-16) this is one event, with level 0 also one record per changed
-        partition. The other brokers, which the caller fences next, are not elected in its place.
+        partition. The other brokers, which the caller fences next, are not elected in its place (at level 1 the next
+        ALSO_GONE_MAX of them).
         """
         broker = self._image.brokers[broker_ids[0]]
         event = r.BrokerRegistrationChangeRecord(broker.broker_id, broker.broker_epoch, fenced=1)

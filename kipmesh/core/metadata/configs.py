@@ -167,7 +167,7 @@ def describe_configs(
 
 
 def _entries_of_broker(image: MetadataImage, name: str) -> list[m.DescribeConfigsResourceResult]:
-    """Return the keys that are set for the broker or for all brokers."""
+    """Return the dynamic keys that are set for the broker or for all brokers, with the broker's own value first."""
     common, own = image.broker_config(""), image.broker_config(name)
     return [
         m.DescribeConfigsResourceResult(

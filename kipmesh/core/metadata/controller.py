@@ -59,7 +59,8 @@ class MetadataController(ControllerState):
     def activate(self, now_ms: int) -> list[r.Record]:
         """Become the active controller: start a fresh session for each unfenced broker.
 
-        Return the feature records to append: `metadata.version` and `kipmesh.fencing`, unless the log has them.
+        Return the feature records to append: `metadata.version` and `kipmesh.fencing`, unless the log has them
+        (`kipmesh.fencing` at FENCING_LEVEL).
         """
         for broker in self.image.brokers.values():
             if not broker.fenced:
@@ -137,10 +138,11 @@ class MetadataController(ControllerState):
         return Decision((), self._drains.plan(request))
 
     def allocate_producer_ids(self, request: m.AllocateProducerIdsRequest) -> Decision[m.AllocateProducerIdsResponse]:
-        """Decide AllocateProducerIds: return the next block of producer ids, which no other broker receives.
+        """Decide AllocateProducerIds: return the next block of PRODUCER_ID_BLOCK_SIZE producer ids, which no other
+        broker receives.
 
         As in Kafka, a `ProducerIdsRecord` stores the start of the next block, and unused ids of a block are lost. Error
-        codes: STALE_BROKER_EPOCH, UNKNOWN_SERVER_ERROR (ids exhausted).
+        codes: STALE_BROKER_EPOCH (also for an unregistered broker), UNKNOWN_SERVER_ERROR (ids exhausted).
         """
         if not is_registered(self.image, request.broker_id, request.broker_epoch):
             return Decision((), m.AllocateProducerIdsResponse(error_code=ErrorCode.STALE_BROKER_EPOCH))

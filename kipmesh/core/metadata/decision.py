@@ -57,7 +57,7 @@ class ControllerState:
 
 
 def find_topic(image: MetadataImage, name: str) -> TopicState:
-    """Return the topic with this name. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
+    """Return the topic with this name. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if it does not exist."""
     topic = image.topic_by_name(name)
     if topic is None:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r} does not exist")
@@ -65,7 +65,8 @@ def find_topic(image: MetadataImage, name: str) -> TopicState:
 
 
 def find_partition(image: MetadataImage, topic_name: str, partition: int) -> tuple[PartitionKey, PartitionState]:
-    """Return the key and state of a partition by topic name. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION)."""
+    """Return (key, state) of a partition by topic name. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if the topic or
+    partition does not exist."""
     topic = find_topic(image, topic_name)
     state = topic.partitions.get(partition)
     if state is None:

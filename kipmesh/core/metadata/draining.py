@@ -38,7 +38,7 @@ WALKS_MAX = 32
 
 @dataclass(slots=True, eq=False)
 class _Walk:
-    """Progress over one broker's replicas, from plan to plan."""
+    """Progress of one drain over the broker's replicas, from one `plan` call to the next."""
 
     walk_id: int
     broker_id: int

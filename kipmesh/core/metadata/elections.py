@@ -57,7 +57,8 @@ ElectUnclean = Callable[[Sequence[PartitionKey]], list[Record]]
 
 
 class LogEnd(NamedTuple):
-    """End of a replica's log. The highest value has the most committed records."""
+    """End of a replica's log, ordered by (last epoch, offset). Of a partition's replicas, the one with the highest
+    value has the most committed records."""
 
     last_epoch: int
     """Leader epoch of the last batch, or -1 for an empty log."""
@@ -156,8 +157,8 @@ def elect_by_log_end(
 
 
 def _plausible(end: LogEnd, leader_epoch: int) -> LogEnd:
-    """Return the log end, or an empty one if its epoch is newer than the partition's: such a batch is corrupt outside
-    its CRC."""
+    """Return the log end, or LogEnd(-1, -1) if its epoch is newer than the partition's: the header of its last batch is
+    corrupt then."""
     return end if end.last_epoch <= leader_epoch else LogEnd(-1, -1)
 
 

@@ -38,7 +38,8 @@ election and loses nothing."""
 
 
 def check_level(name: str, level: int) -> None:
-    """Raise KafkaError(UNSUPPORTED_VERSION) for an unknown level of `kipmesh.fencing`; other features are ignored."""
+    """Raise KafkaError(UNSUPPORTED_VERSION) if feature `name` is `kipmesh.fencing` and its `level` is unknown. Other
+    features are ignored."""
     if name == FENCING_FEATURE and not 0 <= level <= FENCING_LEVEL:
         raise KafkaError(
             ErrorCode.UNSUPPORTED_VERSION,
@@ -67,8 +68,8 @@ def proves_liveness(level: int, record: Record) -> bool:
 
 
 def successors(brokers: Mapping[int, BrokerState], record: BrokerRegistrationChangeRecord) -> Collection[int]:
-    """Return the ids of brokers that may be elected in place of the record's broker: all that can lead, except those in
-    `also_gone`."""
+    """Return the ids of brokers that may be elected in place of the record's broker: all that can lead, except that
+    broker and those in `also_gone`."""
     gone = {record.broker_id, *record.also_gone}
     return {broker_id for broker_id, broker in brokers.items() if broker.can_lead and broker_id not in gone}
 
@@ -76,7 +77,8 @@ def successors(brokers: Mapping[int, BrokerState], record: BrokerRegistrationCha
 def without_broker(
     states: Iterable[PartitionState], broker_id: int, can_lead: Container[int]
 ) -> Iterator[PartitionState | None]:
-    """Yield each partition's state without the broker in ISR and leadership, or None where nothing changes.
+    """Yield each partition's state after the broker was fenced: without the broker in ISR (unless it is the last
+    member) and leadership, or None where nothing changes.
 
     Every state must have a replica on the broker. A broker may have tens of thousands of partitions in one step of the
     event loop, so equal ISRs share one value and `tuple.__new__` bypasses the slower constructor.

@@ -70,7 +70,7 @@ def common(some: Collection[PartitionKey], others: Collection[PartitionKey]) -> 
 
 
 def _discard(index: dict[int, dict[PartitionKey, _V]], broker_id: int, key: PartitionKey) -> None:
-    """Remove the key from the broker's entry of an index, and the entry when it becomes empty."""
+    """Remove the key from the broker's entry of an index, if present, and the entry when it becomes empty."""
     keys = index.get(broker_id)
     if keys is not None:
         keys.pop(key, None)
@@ -80,8 +80,8 @@ def _discard(index: dict[int, dict[PartitionKey, _V]], broker_id: int, key: Part
 
 @dataclass(slots=True)
 class PartitionIndexes:
-    """Indexes over all partitions. Dicts serve as ordered sets, so that equal logs give equal orders and equal
-    decisions."""
+    """Indexes over the partitions of all topics. Dicts serve as ordered sets, so that equal logs give equal orders and
+    equal decisions."""
 
     of_broker: dict[int, dict[PartitionKey, None]] = field(default_factory=dict)
     """Broker -> partitions with a replica on it."""
@@ -104,7 +104,7 @@ class PartitionIndexes:
         self.leader_changed(key, state.leader, state, offset)
 
     def remove(self, key: PartitionKey, state: PartitionState) -> None:
-        """Remove a partition."""
+        """Remove a partition, whose last state is `state`, from all indexes."""
         self.count -= 1
         for replica in state.replicas:
             _discard(self.of_broker, replica, key)
@@ -256,7 +256,8 @@ class MetadataImage:
 
     @property
     def fencing_level(self) -> int:
-        """Level of the feature `kipmesh.fencing`, which defines the effects of broker records (see `fencing`)."""
+        """Level of the feature `kipmesh.fencing`, which defines the effects of broker records (see `fencing`); 0 if it
+        is not set."""
         return self.features.get(fencing.FENCING_FEATURE, 0)
 
     def required_brokers(self, topic_id: bytes, partition: int) -> tuple[int, ...]:
@@ -387,7 +388,8 @@ class MetadataImage:
         return broker
 
     def _change_broker(self, record: r.BrokerRegistrationChangeRecord, delta: MetadataDelta) -> Iterator[None] | None:
-        """Apply the record. Return the steps that apply its effect on the broker's partitions, or None (630-16)."""
+        """Apply the record. Return an iterator of the steps that apply its effect on the broker's partitions (630-16),
+        or None if there are none."""
         broker = self._broker_to_change(record.broker_id, record.broker_epoch, delta)
         self.brokers[record.broker_id] = broker._replace(
             fenced=record.fenced > 0 if record.fenced else broker.fenced,
@@ -401,7 +403,7 @@ class MetadataImage:
         return None
 
     def _remove_fenced(self, broker_id: int, can_lead: Collection[int], delta: MetadataDelta) -> Iterator[None]:
-        """Remove the fenced broker from ISRs and leaderships, in steps."""
+        """Remove the fenced broker from ISRs and leaderships, and yield None after each step."""
         keys = iter(self._indexes.of_broker.get(broker_id, _NO_PARTITIONS))
         effect = FencingEffect(broker_id)
         while some := list(islice(keys, STEP_PARTITIONS)):

@@ -19,12 +19,12 @@ from kipmesh.core.metadata.states import BrokerState, PartitionState
 
 
 def image_records(image: CapturedImage) -> Iterator[r.Record]:
-    """Yield the records that build the image."""
+    """Yield the records that build the image, in the order that the module defines."""
     return map(r.decode_record, image_values(image))
 
 
 def image_values(image: CapturedImage) -> Iterator[bytes]:
-    """Yield the encoded records that build the image."""
+    """Yield the encoded records that build the image, in the order that the module defines."""
     encode = r.encode_record
     for name in sorted(image.features, key=lambda name: name != r.METADATA_VERSION):
         yield encode(r.FeatureLevelRecord(name, image.features[name]))

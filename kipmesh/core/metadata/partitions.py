@@ -48,7 +48,7 @@ def _unknown_code(image: MetadataImage, key: PartitionKey) -> ErrorCode:
 def alter_partition(
     controller: ControllerState, request: m.AlterPartitionRequest
 ) -> Decision[m.AlterPartitionResponse]:
-    """Decide AlterPartition: change ISRs at the request of their leader.
+    """Decide AlterPartition: change the ISRs of partitions at the request of their leader.
 
     Error codes: STALE_BROKER_EPOCH; per partition UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION, NOT_CONTROLLER,
     FENCED_LEADER_EPOCH, INVALID_UPDATE_VERSION, INELIGIBLE_REPLICA, INVALID_REQUEST, NEW_LEADER_ELECTED (the change was
@@ -132,7 +132,7 @@ def _isr_error(image: MetadataImage, key: PartitionKey, leader: int, requested: 
 
 
 def _is_eligible(image: MetadataImage, state: PartitionState, member: m.IsrMember) -> bool:
-    """Return whether the broker may join the ISR and has the epoch that the leader named (-1 for any)."""
+    """Return whether the broker may join the ISR and has the broker epoch in the request (-1 for any)."""
     broker = image.brokers.get(member.broker_id)
     if broker is None or not broker.can_lead or is_lost(state, member.broker_id):
         return False
@@ -169,7 +169,8 @@ def directories_failed(broker: BrokerState, failed: Collection[bytes]) -> list[R
 def assign_replicas_to_dirs(
     controller: ControllerState, request: m.AssignReplicasToDirsRequest
 ) -> Decision[m.AssignReplicasToDirsResponse]:
-    """Decide AssignReplicasToDirs: assign the broker's replicas to log directories.
+    """Decide AssignReplicasToDirs: assign the broker's replicas to log directories, or mark them lost (directory id
+    LOST).
 
     Error codes: STALE_BROKER_EPOCH; per partition UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER
     (no replica on the broker), INVALID_REQUEST.
@@ -230,7 +231,8 @@ def _mark_lost(
 
 
 def _with_directory(state: PartitionState, broker_id: int, directory: bytes) -> tuple[bytes, ...] | None:
-    """Return the replicas' log directories with the broker's replaced, or None if it is unchanged."""
+    """Return the replicas' log directories with the broker's replaced by `directory`, or None if that changes
+    nothing."""
     held = dict(zip(state.replicas, state.directories, strict=False))
     if held.get(broker_id) == directory:
         return None

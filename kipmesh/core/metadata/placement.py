@@ -21,7 +21,8 @@ _Load = tuple[int, int, int]
 
 
 class _Heap:
-    """Brokers by load. An entry with an outdated load is corrected when it reaches the top."""
+    """Brokers of one rack or role, ordered by load. An entry with an outdated load is corrected when it reaches the
+    top."""
 
     def __init__(self, brokers: Iterable[int], load: Mapping[int, int], before: Mapping[int, int]) -> None:
         self._load = load
@@ -55,7 +56,7 @@ class _Heap:
 
 
 class Placement:
-    """Places the partitions of one topic, one by one."""
+    """Places the partitions of one topic, one by one, by the rules of the module."""
 
     def __init__(
         self, brokers: Collection[BrokerState], replica_counts: Mapping[int, int], replication_factor: int
@@ -120,7 +121,8 @@ class Placement:
         return best[2], best[1][2]
 
     def _rotated(self, taken: list[int]) -> tuple[int, ...]:
-        """Rotate the followers, so that a leader's partitions do not all fail over to the same broker."""
+        """Return the replicas with the followers rotated, so that a leader's partitions do not all fail over to the
+        same broker."""
         leader, followers = taken[0], taken[1:]
         shift = self._leader_load[leader] % len(followers) if followers else 0
         return (leader, *followers[shift:], *followers[:shift])

@@ -95,7 +95,8 @@ def _finish(
     replicas: Sequence[int],
     isr: Sequence[int],
 ) -> PartitionChangeRecord:
-    """Return `base` extended to end the reassignment with these replicas and the remaining ISR.
+    """Return `base` extended by the change to these replicas, which ends the reassignment, and to the members of `isr`
+    among them.
 
     Raises KafkaError(INVALID_REPLICA_ASSIGNMENT) if the leader is dropped and none of the replicas can lead.
     """
@@ -136,7 +137,7 @@ def _directories(image: MetadataImage, state: PartitionState, replicas: Sequence
 
 
 class _Partition(NamedTuple):
-    """A partition of a request. `name` is its description in errors."""
+    """A partition of an AlterPartitionReassignments request. `name` describes it in error messages."""
 
     name: str
     key: PartitionKey
@@ -226,7 +227,7 @@ def _cancel(image: MetadataImage, partition: _Partition) -> PartitionChangeRecor
 def _drop_replicas(
     image: MetadataImage, partition: _Partition, base: PartitionChangeRecord, dropped: Collection[int]
 ) -> tuple[PartitionChangeRecord, Sequence[int]]:
-    """Return `base` and the ISR without replicas that are dropped before replacements are in sync.
+    """Return (`base`, ISR) without the replicas that are dropped before replacements are in sync.
 
     Raises KafkaError(INVALID_REPLICA_ASSIGNMENT) if that may lose committed records and the topic forbids unclean
     elections.

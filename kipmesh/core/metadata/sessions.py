@@ -30,7 +30,7 @@ CHECKS = 4
 
 @dataclass(slots=True)
 class Session:
-    """One broker's session."""
+    """One broker's session. Times are ms of a monotonic clock."""
 
     broker_epoch: int
     last_contact_ms: int
@@ -106,7 +106,7 @@ class BrokerSessions:
         return not session.connections and self._mark_missing(session, now_ms)
 
     def unconfirmed(self) -> list[int]:
-        """Return the ids of brokers whose session was granted and not used yet."""
+        """Return the ids of brokers whose session was granted and has had no heartbeat or registration yet."""
         return [broker_id for broker_id, session in self._sessions.items() if not session.confirmed]
 
     def refused(self, broker_id: int, now_ms: int) -> bool:
@@ -134,11 +134,13 @@ class BrokerSessions:
         self._checked_ms = now_ms
 
     def missing(self) -> frozenset[int]:
-        """Return the ids of the brokers that are missing."""
+        """Return the ids of brokers that are missing: their last connection broke, or their address refused
+        connections."""
         return frozenset([each for each, session in self._sessions.items() if session.missing_since_ms is not None])
 
     def is_live(self, broker_id: int, now_ms: int) -> bool:
-        """Return whether the broker used its session within the timeout and is not missing."""
+        """Return whether the broker sent a heartbeat or registered within `timeout_ms` and is not missing. False
+        without a session."""
         session = self._sessions.get(broker_id)
         return (
             session is not None
@@ -169,7 +171,7 @@ class BrokerSessions:
         return min(first, self._checked_ms + self.check_interval_ms) if self.missing() else first
 
     def extend(self, now_ms: int) -> None:
-        """Restart all timeouts, after a stall of the controller that may have hidden heartbeats."""
+        """Restart all session and loss timeouts, after a stall of the controller that may have hidden heartbeats."""
         for session in self._sessions.values():
             session.last_contact_ms = now_ms
             if session.missing_since_ms is not None:
@@ -177,8 +179,8 @@ class BrokerSessions:
         self._checked_ms = now_ms
 
     def least_metadata_offset(self, broker_ids: Iterable[int]) -> int | None:
-        """Return the lowest metadata offset that these brokers have reported (-1 without a session), or None for no
-        brokers."""
+        """Return the lowest metadata offset that these brokers have reported as applied (-1 for a broker without a
+        session), or None for no brokers."""
         offsets = [
             session.metadata_offset if (session := self._sessions.get(broker_id)) else -1 for broker_id in broker_ids
         ]

@@ -35,7 +35,7 @@ RecordKey = tuple[bytes | str | int, ...]
 
 
 class BrokerState(NamedTuple):
-    """A registered broker."""
+    """A registered broker, fenced or not."""
 
     broker_id: int
     broker_epoch: int

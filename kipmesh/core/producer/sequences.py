@@ -45,7 +45,7 @@ BATCHES_KEPT = UNRESOLVED_MAX
 
 
 class WrittenBatch(NamedTuple):
-    """A producer's batch in the log."""
+    """A producer's batch in the log of a partition."""
 
     last_sequence: int
     last_offset: int
@@ -56,17 +56,17 @@ class WrittenBatch(NamedTuple):
 
     @property
     def first_sequence(self) -> int:
-        """Sequence of the first record."""
+        """Sequence of the batch's first record."""
         return sequence_before(self.last_sequence, self.offset_delta)
 
     @property
     def first_offset(self) -> int:
-        """Offset of the first record."""
+        """Offset of the batch's first record."""
         return self.last_offset - self.offset_delta
 
 
 class ProducerEntry(NamedTuple):
-    """A producer in a snapshot: Kafka's fields, in Kafka's order."""
+    """One producer's entry in a snapshot: Kafka's fields, in Kafka's order. `timestamp` is in ms."""
 
     producer_id: int
     epoch: int
@@ -196,7 +196,8 @@ class ProducerStates:
         return True
 
     def expire(self, seen_before_ms: int) -> int:
-        """Forget producers last seen before this time in ms. Return their number."""
+        """Forget producers whose last batch was seen before `seen_before_ms`. Return the number of forgotten
+        producers."""
         expired = [producer_id for producer_id, each in self._producers.items() if each.seen_ms < seen_before_ms]
         for producer_id in expired:
             del self._producers[producer_id]
@@ -205,7 +206,8 @@ class ProducerStates:
     # --- snapshots
 
     def entries(self) -> Iterator[ProducerEntry]:
-        """Yield the entries of a snapshot: the last batch of each producer."""
+        """Yield one snapshot entry per producer: its last batch, or sequence and offset -1 if it has none in this
+        epoch."""
         for producer_id, producer in self._producers.items():
             no_batch = WrittenBatch(NO_SEQUENCE, -1, 0, producer.seen_ms)
             yield ProducerEntry(producer_id, producer.epoch, *(producer.batches[-1] if producer.batches else no_batch))
@@ -221,7 +223,8 @@ class ProducerStates:
                 )
 
     def add_history(self, headers: Iterable[BatchHeader]) -> None:
-        """Add batches from the log before the loaded snapshot, in log order.
+        """Add batches that precede the loaded snapshot in the log, in log order. Batches of unknown producers and other
+        epochs are ignored.
 
         A snapshot has only the last batch per producer. A producer with several batches in flight may repeat older
         ones, which must also be recognized as duplicates.
@@ -280,7 +283,7 @@ class BatchSequence:
 
     @property
     def last_sequence(self) -> int:
-        """Sequence of the last record."""
+        """Sequence of the batch's last record."""
         return sequence_after(self.base_sequence, self.records - 1)
 
     @property
@@ -494,11 +497,12 @@ class ProducerSequences:
         return sequences
 
     def set_identity(self, producer_id: int, epoch: int) -> None:
-        """Set the producer id and epoch from a broker. Call `renumber_if_due` for the waiting partitions next."""
+        """Set the producer id and epoch that a broker assigned. Call `PartitionSequences.renumber_if_due` for the
+        waiting partitions next."""
         self.identity = (producer_id, epoch)
 
     def bump(self) -> None:
-        """Switch to the next epoch. After the last one the identity is None until a new producer id arrives."""
+        """Switch to the next epoch. After the last epoch `identity` is None until `set_identity`."""
         self.bumps += 1
         if self.identity is not None:
             producer_id, epoch = self.identity

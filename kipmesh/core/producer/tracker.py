@@ -57,7 +57,7 @@ class TrackerConfig:
 
 
 class RefreshRequest(NamedTuple):
-    """A metadata request to send now. The first `urgent_topics` topics are urgent."""
+    """A metadata request to send now. The first `urgent_topics` entries of `topics` are urgent."""
 
     topics: tuple[str, ...]
     urgent_topics: int
@@ -69,7 +69,8 @@ class RefreshRequest(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Result of `poll`: a request to send, and the time of the next `poll` (None: not needed without new events).
+    """Result of `poll`: a request to send or None, and the time in ms of the next `poll` (None: not needed without new
+    events).
 
     `forgotten`: topics dropped since the last step, because they were evicted or never resolved.
     """
@@ -81,7 +82,7 @@ class Step(NamedTuple):
 
 @dataclass(slots=True)
 class TrackerMetrics:
-    """Counters of rule 526-10. A request and its bytes are urgent if one of its topics is; topics are counted
+    """Counters of rule 526-10. All bytes of a request with an urgent topic count as urgent; topics are counted
     individually."""
 
     urgent_requests: int = 0
@@ -116,7 +117,7 @@ class Pace:
         self._last_ms = float("-inf")
 
     def add(self, refreshed_ms: float) -> None:
-        """Count a topic that waits for its next refresh."""
+        """Count a topic in FRESH or AGED whose metadata was refreshed at `refreshed_ms`."""
         bucket = int(refreshed_ms // self._width_ms)
         if bucket not in self._counts:
             self._in_order = self._in_order and (not self._counts or bucket > next(reversed(self._counts)))
@@ -124,7 +125,7 @@ class Pace:
         self._counts[bucket] += 1
 
     def remove(self, refreshed_ms: float) -> None:
-        """Stop counting a topic that is requested, urgent or dropped."""
+        """Stop counting a topic that leaves FRESH or AGED. `refreshed_ms` is as in `add`."""
         bucket = int(refreshed_ms // self._width_ms)
         self._counts[bucket] -= 1
         if not self._counts[bucket]:
@@ -135,7 +136,8 @@ class Pace:
         self._last_ms = now_ms
 
     def next_ms(self, target_topics: int, oldest_refreshed_ms: float) -> float:
-        """Return the time in ms of the next request of at most `target_topics`; in the past if it is late.
+        """Return the time in ms of the next non-urgent request, which has at most `target_topics` topics; in the past
+        if it is late.
 
         With a request every d ms from the last one on (or from when the oldest topic is half aged), the request for the
         last topic of each bucket must precede the bucket's deadline. The largest such d is the pace.
@@ -155,7 +157,7 @@ class Pace:
 
 
 class Place(Enum):
-    """The list that a topic is in, as the module defines."""
+    """The list that a topic is in. The module docstring defines the lists."""
 
     FRESH = "fresh"
     AGED = "aged"
@@ -183,7 +185,7 @@ _Places = OrderedDict[str, _Topic]
 
 
 def _oldest_refresh_ms(topics: _Places) -> float:
-    """Return the refresh time of the first of these topics, which have metadata."""
+    """Return the refresh time in ms of the first of these topics, which must have metadata."""
     refreshed_ms = next(iter(topics.values())).refreshed_ms
     assert refreshed_ms is not None
     return refreshed_ms
@@ -320,7 +322,7 @@ class TopicTracker:
                 self._put(topic, topic.requested_from, first=True)
 
     def transferred(self, sent_bytes: int, received_bytes: int) -> None:
-        """Count the bytes of the current request and its response."""
+        """Count the bytes of the current request and its response. Call it before `completed` or `failed`."""
         assert self._request is not None
         if self._request.is_urgent:
             self._metrics.urgent_bytes += sent_bytes + received_bytes
@@ -446,7 +448,7 @@ class TopicTracker:
         return None
 
     def _is_time_for_aged(self, now_ms: float, target: int) -> bool:
-        """Return whether a non-urgent request is due by 526-07, or by 526-11 in mode `paced`."""
+        """Return whether a non-urgent request is due: in mode `literal` by 526-07, else by the pace of 526-11."""
         if self._config.mode == "literal":
             return len(self._aged) >= target
         return bool(self._aged) and now_ms >= self._next_aged_ms()
