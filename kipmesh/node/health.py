@@ -1,9 +1,9 @@
-"""`python -m kipmesh.node.health [PORT] [--path /healthz]`: health check of the process in this container.
+"""`python -m kipmesh.node.health [PORT] [--path /readyz|/healthz]`: health check of the process in this container.
 
-For containers without curl. It runs every few seconds and therefore imports almost nothing. The address is taken from
-`KIPMESH_CONFIG_HTTP_LISTENER` if set. With `https://`, the certificate's names are not checked, because the check uses
-a loopback address; the process's own certificate is presented in case it requires one. Exit code 0: the response is
-200; 1: another response or none; 2: wrong usage. The reason is printed in one line.
+For containers without curl. It runs every few seconds and therefore imports almost nothing. The path is `/readyz` by
+default. The address is taken from `KIPMESH_CONFIG_HTTP_LISTENER` if set. With `https://`, the certificate's names are
+not checked, because the check uses a loopback address; the process's own certificate is presented in case it requires
+one. Exit code 0: the response is 200; 1: another response or none; 2: wrong usage. The reason is printed in one line.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ USAGE = "usage: python -m kipmesh.node.health [PORT] [--path /readyz|/healthz]"
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run one health check and return the exit code."""
+    """Run one health check and return the exit code: 0 for status 200, 1 for a failed check, 2 for wrong usage."""
     words = list(arguments)
     path = "/readyz"
     if "--path" in words:
@@ -65,7 +65,8 @@ def _context(certificates: str | None) -> ssl.SSLContext:
 def get(host: str, port: int, path: str, tls: ssl.SSLContext | None = None) -> tuple[int, str]:
     """Return status and text of the response to a GET.
 
-    Raises OSError if there is no response within TIMEOUT_S, ValueError if it is not HTTP.
+    Raises OSError if the connection fails or a step of it takes longer than TIMEOUT_S, ValueError if the response is
+    not HTTP.
     """
     with contextlib.ExitStack() as stack:
         connection = stack.enter_context(socket.create_connection((host, port), TIMEOUT_S))
@@ -83,7 +84,7 @@ def get(host: str, port: int, path: str, tls: ssl.SSLContext | None = None) -> t
 
 
 def _address(listener: str) -> tuple[str, int]:
-    """Return host and port of a listener; loopback for a wildcard address, port 0 for an invalid one."""
+    """Return host and port of a listener. A wildcard host becomes loopback; an invalid port becomes 0."""
     host, _, port = listener.rpartition(":")
     host = host.strip("[]")
     wildcards = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104

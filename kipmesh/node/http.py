@@ -99,7 +99,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        """Bind without the standard library's reverse DNS lookup, which can take seconds."""
+        """Bind the socket without the standard library's reverse DNS lookup, which can take seconds."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -127,7 +127,7 @@ class _Server(ThreadingHTTPServer):
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that disconnect or are too slow."""
+        """Ignore errors of a connection: the client disconnected or is too slow."""
 
     def accept_until_closed(self) -> None:
         """Serve like `serve_forever`, but without polling for the end."""
@@ -148,7 +148,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class Conditions(NamedTuple):
-    """Checks behind the probes. `is_in_sync` is called in the event loop, the others from any thread."""
+    """Checks behind the probes. `is_in_sync` is called in the event loop, the other two from any thread."""
 
     is_started: Callable[[], bool]
     is_ready: Callable[[], bool]
@@ -157,7 +157,7 @@ class Conditions(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class ProbeServer:
-    """The HTTP server of one node. `port` is 0 before `start`; without `tls` it serves plaintext."""
+    """The HTTP server of one node for metrics and probes. `port` is 0 before `start`; without `tls`, plaintext."""
 
     registry: CollectorRegistry
     conditions: Conditions
@@ -169,7 +169,7 @@ class ProbeServer:
         self.port = 0
 
     def start(self, host: str, port: int) -> int:
-        """Bind, serve and return the bound port. Raises HttpAddressError."""
+        """Bind, serve on threads, and return the bound port. Raises HttpAddressError if the address cannot be bound."""
         conditions = self.conditions
         pages = {
             "/metrics": lambda: Page(200, CONTENT_TYPE_LATEST, generate_latest(self.registry)),
@@ -218,7 +218,7 @@ def data_directories(config: object) -> tuple[str, ...]:
 
 
 class DiskSpaceCollector(Collector):
-    """Free space and size of the disks of a node's data directories, by `logdirectory` as in `LogDirectoryOffline`.
+    """A `Collector` of free space and size, in bytes, of the disks of a node's data directories.
 
     Reads the file system at each scrape, on the probe server's thread. A directory that cannot be read has no sample;
     `kafka_log_logmanager_logdirectoryoffline` reports it as offline.

@@ -12,7 +12,7 @@ Address = tuple[str, int]
 
 
 class LivenessProber:
-    """Probes addresses until it is closed.
+    """Checks whether addresses refuse connections, until it is closed.
 
     It has its own threads to resolve names, because an unknown name blocks a thread for seconds, and the event loop's
     default threads read files.
@@ -24,7 +24,8 @@ class LivenessProber:
     async def refuses(self, address: Address, timeout_s: float) -> bool:
         """Return whether all IP addresses of the host refuse a connection on the port.
 
-        Returns False if one accepts, if the name cannot be resolved, or if there is no result within `timeout_s`.
+        Returns False if an address accepts or fails otherwise, if the name cannot be resolved, if there is no result
+        within `timeout_s` seconds, and after `close`.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -42,7 +43,7 @@ class LivenessProber:
         return bool(infos)
 
     async def _resolve(self, address: Address) -> list[Any]:
-        """Resolve like `socket.getaddrinfo`, but without a thread for a numeric address."""
+        """Return the result of `socket.getaddrinfo`, without a thread for a numeric address. Raises OSError."""
         resolve = partial(socket.getaddrinfo, *address, type=socket.SOCK_STREAM)
         try:
             return resolve(flags=socket.AI_NUMERICHOST)
@@ -50,5 +51,5 @@ class LivenessProber:
             return await asyncio.get_running_loop().run_in_executor(self._resolver, resolve)
 
     def close(self) -> None:
-        """Stop the threads. Idempotent."""
+        """Stop the threads without waiting for them. Idempotent."""
         self._resolver.shutdown(wait=False, cancel_futures=True)

@@ -17,7 +17,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 
 
 class _Unfailing:
-    """A stream whose writes never raise. `dropped` counts the failed ones."""
+    """A text stream whose writes and flushes never raise. `dropped` counts the failed ones."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -38,7 +38,7 @@ class _Unfailing:
 
 
 class _ToStructlog(logging.Handler):
-    """Forwards log records of the standard library to structlog."""
+    """A `logging.Handler` that forwards records of the standard library to structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

@@ -51,10 +51,10 @@ class Node(Protocol):
 
     @property
     def failed(self) -> asyncio.Future[None]:
-        """Completes with an exception after a fatal error."""
+        """A future that receives a fatal error as its exception."""
 
     async def start(self) -> None:
-        """Return when the node serves. Raises an error whose message is one line for the user."""
+        """Start the node; returns when it serves. Raises an error whose message is one line for the user."""
 
     async def stop(self) -> None:
         """Stop cleanly. Idempotent."""
@@ -76,7 +76,11 @@ class Service(NamedTuple, Generic[C]):
 
 
 def main(service: Service[Any], arguments: Sequence[str] | None = None) -> int:
-    """Run a service for `python -m <module>` and return the exit code."""
+    """Run a service for `python -m <module>` until it stops, and return the exit code.
+
+    0: clean stop or `--help-config`; 1: failed start, stop or fatal error; 2: invalid configuration. Wrong arguments
+    raise SystemExit.
+    """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # grpc reads it when it is imported
     # Without this, structlog imports rich for coloured tracebacks, which costs 0.1 s at every start.
     sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
@@ -138,7 +142,7 @@ def _print_error(service: Service[Any], message: str) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of an error for the user, or its type if it has none."""
+    """Return the message of an error for the user, or the name of its type if it has none."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     message = getattr(error, "message", None) or str(error)
@@ -240,7 +244,10 @@ class _Process:
         return EXIT_OK
 
     async def _abandon(self, node: Node, failure: BaseException) -> int:
-        """Abort the node after a fatal error. Nothing may be marked as a clean shutdown."""
+        """Abort the node after a fatal error, without a clean shutdown, and return the exit code.
+
+        A node without `abort` ends the process immediately.
+        """
         abort = getattr(node, "abort", None)
         if abort is not None:
             with contextlib.suppress(Exception):
@@ -286,7 +293,10 @@ class _Process:
 
 
 async def _failure_of(node: Node) -> BaseException:
-    """Return the error of `node.failed`. Waits forever if the future is cancelled, because that is a clean stop."""
+    """Wait for `node.failed` and return its error, or a RuntimeError if it completes without one.
+
+    Waits forever if the future is cancelled, because that is a clean stop.
+    """
     try:
         await asyncio.shield(node.failed)
     except asyncio.CancelledError:
@@ -303,7 +313,7 @@ async def _first_of(*futures: asyncio.Future[Any]) -> None:
 
 
 async def _measure_loop_lag(registry: CollectorRegistry) -> None:
-    """Observe how late a timer of the event loop fires, which is the extra latency of every request."""
+    """Export how late a timer of the event loop fires, measured every `LOOP_LAG_INTERVAL_S`, until cancelled."""
     from prometheus_client import Histogram
 
     histogram = Histogram(

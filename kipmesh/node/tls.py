@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ProcessTls:
-    """TLS contexts of one process, until `close`. Without TLS in the configuration, its methods return None.
+    """The certificate files of one process, and the TLS contexts made from them. Without TLS, its methods return None.
 
     Raises InvalidConfigError if the certificates cannot be used.
     """
@@ -60,7 +60,7 @@ class ProcessTls:
         return self.files if wants else None
 
     def http(self, *, alpn: tuple[str, ...] = ()) -> ServerContext | None:
-        """Return the context of `http.listener`, or None for plaintext. `alpn`: protocol names to offer."""
+        """Return the TLS context of `http.listener`, or None for plaintext. `alpn`: protocol names to offer."""
         if self.files is None or self._config.http_endpoint.name != "HTTPS":
             return None
         from kipmesh.transport.tls import ServerContext
@@ -68,7 +68,7 @@ class ProcessTls:
         return ServerContext(self.files, client_auth=self._config.http_ssl_client_auth, alpn=alpn)
 
     def close(self) -> None:
-        """Stop watching the files. Idempotent."""
+        """Stop watching the certificate files. Idempotent."""
         if self.files is not None:
             self.files.close()
 

@@ -47,7 +47,7 @@ OnDisconnect = Callable[[GroupCoordinator, int], None]
 
 
 def settings_of(config: BrokerConfig) -> Settings:
-    """Return the coordinator's settings from the broker's configuration."""
+    """Return the group coordinator's settings from the broker's configuration."""
     return Settings(
         config.group_min_session_timeout_ms,
         config.group_max_session_timeout_ms,
@@ -112,7 +112,7 @@ class GroupShard:
         log.info("groups loaded", log=str(replica), groups=len(table.group_ids()), took_ms=monotonic_ms() - begin)
 
     async def _wait_replicated(self, offset: int) -> None:
-        """Wait until `offset` is committed: records of a former leader count only then."""
+        """Wait until `offset` is committed, or the shard is closed: records of a former leader count only then."""
         while offset >= self.replica.high_watermark and not self.is_closed:
             result: asyncio.Future[ErrorCode] = self._loop.create_future()
             self.replica.when_replicated(offset, self.leader_epoch, partial(_set_result, result))
@@ -142,10 +142,10 @@ class GroupShard:
     # --- requests ----------------------------------------------------------------------------------------------------
 
     async def request(self, step: RequestStep, on_disconnect: OnDisconnect | None = None) -> Any:
-        """Execute a request and return its response.
+        """Execute a request and return its response, which may contain an error code.
 
-        `on_disconnect` is called if the caller is cancelled. Raises KafkaError: NOT_COORDINATOR or
-        COORDINATOR_LOAD_IN_PROGRESS.
+        `on_disconnect` is called if the caller is cancelled. Raises KafkaError: COORDINATOR_LOAD_IN_PROGRESS, or
+        NOT_COORDINATOR, also if the shard is closed before the response.
         """
         coordinator = self.active()
         number = next(self._numbers)
@@ -161,7 +161,11 @@ class GroupShard:
             self._futures.pop(number, None)
 
     def active(self) -> GroupCoordinator:
-        """Return the coordinator. Raises KafkaError: NOT_COORDINATOR or COORDINATOR_LOAD_IN_PROGRESS."""
+        """Return the coordinator.
+
+        Raises KafkaError: NOT_COORDINATOR if the shard is closed or its leader is deposed or isolated,
+        COORDINATOR_LOAD_IN_PROGRESS while the log is being read.
+        """
         if self.is_closed or self.replica.rejects_clients or self.replica.leader_epoch != self.leader_epoch:
             raise KafkaError(ErrorCode.NOT_COORDINATOR)
         if self.coordinator is None:
@@ -169,7 +173,7 @@ class GroupShard:
         return self.coordinator
 
     def execute(self, step: Callable[[GroupCoordinator, Instant], Decision]) -> None:
-        """Execute a step without a response. Does nothing unless the coordinator is active."""
+        """Execute a step without a response. Does nothing while the log is being read and after `close`."""
         if self.coordinator is not None and not self.is_closed:
             self._apply(step(self.coordinator, self._now()))
 
@@ -272,13 +276,16 @@ def _set_result(future: asyncio.Future[ErrorCode], code: ErrorCode) -> None:
 
 
 def batch_of(records: Sequence[Record], now_ms: int) -> bytes:
-    """Encode records as one batch. Raises ValueError if a record does not fit the format."""
+    """Encode records as one record batch. Raises ValueError if a record does not fit the format."""
     pairs = [encode_record(record) for record in records]
     return record_batch.build(pairs, base_offset=0, leader_epoch=-1, timestamp_ms=now_ms)
 
 
 async def read_table(replica: Replica, end: int) -> GroupTable:
-    """Replay the records below `end` into a table. Raises KafkaError if the log cannot be read."""
+    """Return a table with the group records below the offset `end`. Corrupt records are skipped with a warning.
+
+    Raises KafkaError if the log cannot be read.
+    """
     table = GroupTable()
     offset = replica.log.log_start_offset
     while offset < end:

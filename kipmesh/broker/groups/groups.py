@@ -44,7 +44,11 @@ CREATE_TIMEOUT_S = 5.0
 
 @dataclass(eq=False)
 class GroupsHandler:
-    """The groups of one broker. `metadata_changed` follows the partitions that the broker leads."""
+    """The group coordinators of one broker: one `GroupShard` for each partition of `__consumer_offsets` that it leads.
+
+    Requests to a group return INVALID_GROUP_ID for a group id that is too long, NOT_COORDINATOR on other brokers, and,
+    except for Heartbeat, COORDINATOR_LOAD_IN_PROGRESS while the partition is loading.
+    """
 
     config: BrokerConfig
     hosted_replicas: HostedReplicas
@@ -60,7 +64,10 @@ class GroupsHandler:
     # --- led partitions ----------------------------------------------------------------------------------------------
 
     def metadata_changed(self, delta: MetadataDelta) -> None:
-        """Load the partitions that this broker now leads, and close those that it no longer leads."""
+        """Load the partitions that this broker now leads, and close those that it no longer leads.
+
+        Offsets of deleted topics are removed from the groups.
+        """
         if self._is_stopped:
             return
         topic = self._topic()
@@ -84,14 +91,14 @@ class GroupsHandler:
                 shard.execute(lambda coordinator, now: coordinator.topics_deleted(names, now))
 
     def stop(self) -> None:
-        """Close all shards. Pending requests get NOT_COORDINATOR."""
+        """Close all coordinators for good. Pending requests get NOT_COORDINATOR."""
         self._is_stopped = True
         for shard in self._shards.values():
             shard.close()
         self._shards.clear()
 
     async def expire(self) -> None:
-        """Expire offsets periodically, until cancelled."""
+        """Remove expired offsets every `offsets.retention.check.interval.ms`, until cancelled."""
         while True:
             await asyncio.sleep(self.config.offsets_retention_check_interval_ms / 1000)
             for shard in list(self._shards.values()):
@@ -114,10 +121,10 @@ class GroupsHandler:
     async def find_coordinator(
         self, request: m.FindCoordinatorRequest, context: RequestContext
     ) -> m.FindCoordinatorResponse:
-        """FindCoordinator (API key 10), for groups.
+        """Return the coordinator of each group: FindCoordinator (API key 10). Creates `__consumer_offsets` if missing.
 
-        Errors: INVALID_REQUEST for other key types, INVALID_GROUP_ID, COORDINATOR_NOT_AVAILABLE without the topic or a
-        leader.
+        Errors per key: INVALID_REQUEST for other key types than groups, INVALID_GROUP_ID for an id that is too long,
+        COORDINATOR_NOT_AVAILABLE without the topic or a leader.
         """
         if request.key_type != GROUP_KEY_TYPE:
             message = f"key type must be 0 (group), got {request.key_type}"
@@ -144,7 +151,7 @@ class GroupsHandler:
         return m.FindCoordinatorResponse(coordinators=coordinators)
 
     async def _create(self, context: RequestContext) -> TopicState | None:
-        """Create the topic. Returns None if it does not exist in time."""
+        """Create `__consumer_offsets` and return its state, or None if it does not exist in time."""
         async with self._creating:
             if self._topic() is None:
                 config = self.config
@@ -163,7 +170,10 @@ class GroupsHandler:
     async def _request(
         self, group_id: str, step: RequestStep, refused: Callable[..., T], on_disconnect: OnDisconnect | None = None
     ) -> T:
-        """Return the coordinator's response, or `refused(error_code=...)` if this broker is not the coordinator."""
+        """Return the coordinator's response, or `refused(error_code=...)` if it does not accept the request.
+
+        Codes: INVALID_GROUP_ID, NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS.
+        """
         try:
             response: T = await self._shard(group_id).request(step, on_disconnect)
         except KafkaError as error:
@@ -178,7 +188,9 @@ class GroupsHandler:
         requires_member_id: bool = True,
         skips_assignment: bool = True,
     ) -> m.JoinGroupResponse:
-        """JoinGroup (API key 11). Waits for the other members.
+        """Join a group and wait for the other members: JoinGroup (API key 11).
+
+        Errors are in the response, among them NOT_COORDINATOR and COORDINATOR_LOAD_IN_PROGRESS.
 
         Args: requires_member_id, skips_assignment: whether the request's version has these features.
         """
@@ -192,7 +204,10 @@ class GroupsHandler:
         )
 
     async def sync_group(self, request: m.SyncGroupRequest, context: RequestContext) -> m.SyncGroupResponse:
-        """SyncGroup (API key 14). Waits for the assignment of the group's leader."""
+        """Return the member's assignment: SyncGroup (API key 14). Waits until the leader of the group has sent it.
+
+        Errors are in the response, among them NOT_COORDINATOR and COORDINATOR_LOAD_IN_PROGRESS.
+        """
         return await self._request(
             request.group_id,
             lambda coordinator, number, now: coordinator.sync(request, number, now),
@@ -200,7 +215,10 @@ class GroupsHandler:
         )
 
     async def heartbeat(self, request: m.HeartbeatRequest, context: RequestContext) -> m.HeartbeatResponse:
-        """Heartbeat (API key 12). Succeeds while the group is loading."""
+        """Renew a member's session: Heartbeat (API key 12). Succeeds while the group is loading.
+
+        Errors are in the response, among them NOT_COORDINATOR.
+        """
 
         def refused(error_code: ErrorCode) -> m.HeartbeatResponse:
             # Sessions do not expire while the groups load: members need not join again.
@@ -212,7 +230,10 @@ class GroupsHandler:
         )
 
     async def leave_group(self, request: m.LeaveGroupRequest, context: RequestContext) -> m.LeaveGroupResponse:
-        """LeaveGroup (API key 13)."""
+        """Remove members from a group: LeaveGroup (API key 13).
+
+        Errors are in the response, among them NOT_COORDINATOR and COORDINATOR_LOAD_IN_PROGRESS.
+        """
         return await self._request(
             request.group_id,
             lambda coordinator, number, now: coordinator.leave(request, number, now),
@@ -222,7 +243,11 @@ class GroupsHandler:
     # --- offsets -----------------------------------------------------------------------------------------------------
 
     async def offset_commit(self, request: m.OffsetCommitRequest, context: RequestContext) -> m.OffsetCommitResponse:
-        """OffsetCommit (API key 8). Unknown partitions get UNKNOWN_TOPIC_OR_PARTITION."""
+        """Commit offsets of a group: OffsetCommit (API key 8). Errors are per partition.
+
+        Unknown partitions get UNKNOWN_TOPIC_OR_PARTITION, the others are committed. All get the same code, such as
+        NOT_COORDINATOR, if the coordinator does not accept the request.
+        """
         known, results = [], {}
         for topic in request.topics:
             state = self.hosted_replicas.image.topic_by_name(topic.name)
@@ -251,7 +276,7 @@ class GroupsHandler:
         )
 
     async def offset_fetch(self, request: m.OffsetFetchRequest, context: RequestContext) -> m.OffsetFetchResponse:
-        """OffsetFetch (API key 9), for several groups of this coordinator."""
+        """Return committed offsets of groups of this coordinator: OffsetFetch (API key 9). Errors are per group."""
 
         async def respond(group: m.OffsetFetchRequestGroup) -> m.OffsetFetchResponseGroup:
             return await self._request(
@@ -263,7 +288,10 @@ class GroupsHandler:
         return m.OffsetFetchResponse(groups=[await respond(group) for group in request.groups])
 
     async def offset_delete(self, request: m.OffsetDeleteRequest, context: RequestContext) -> m.OffsetDeleteResponse:
-        """OffsetDelete (API key 47)."""
+        """Delete committed offsets of a group: OffsetDelete (API key 47).
+
+        Errors are in the response, among them NOT_COORDINATOR and COORDINATOR_LOAD_IN_PROGRESS.
+        """
         return await self._request(
             request.group_id,
             lambda coordinator, number, now: coordinator.delete_offsets(request, number, now),
@@ -273,7 +301,10 @@ class GroupsHandler:
     # --- groups ------------------------------------------------------------------------------------------------------
 
     async def list_groups(self, request: m.ListGroupsRequest, context: RequestContext) -> m.ListGroupsResponse:
-        """ListGroups (API key 16). Returns COORDINATOR_LOAD_IN_PROGRESS while a partition is loading."""
+        """List the groups that this broker coordinates, by state and type: ListGroups (API key 16).
+
+        Returns COORDINATOR_LOAD_IN_PROGRESS and no groups while a partition is loading.
+        """
         groups = []
         for shard in list(self._shards.values()):
             try:
@@ -286,7 +317,7 @@ class GroupsHandler:
     async def describe_groups(
         self, request: m.DescribeGroupsRequest, context: RequestContext
     ) -> m.DescribeGroupsResponse:
-        """DescribeGroups (API key 15)."""
+        """Describe groups: DescribeGroups (API key 15). An unknown group has state `Dead`. Errors are per group."""
 
         def respond(group_id: str) -> m.DescribedGroup:
             try:
@@ -297,7 +328,7 @@ class GroupsHandler:
         return m.DescribeGroupsResponse(groups=[respond(group_id) for group_id in request.groups])
 
     async def delete_groups(self, request: m.DeleteGroupsRequest, context: RequestContext) -> m.DeleteGroupsResponse:
-        """DeleteGroups (API key 42)."""
+        """Delete groups without members: DeleteGroups (API key 42). Errors are per group."""
 
         async def respond(group_id: str) -> m.DeletableGroupResult:
             return await self._request(
@@ -352,6 +383,6 @@ def _not_found(keys: Sequence[str], code: ErrorCode, message: str) -> m.FindCoor
 
 
 def _host(peer: str) -> str:
-    """Return the host of a gRPC peer as Kafka describes members: `/127.0.0.1`."""
+    """Return the host of a gRPC peer in Kafka's form, `/127.0.0.1`, or `peer` unchanged if it has no host."""
     host = peer_host(peer)
     return f"/{host}" if host else peer

@@ -20,7 +20,7 @@ _FUNCTIONS = coroutines_in(sys.modules[__name__])
 
 
 def make_handlers(broker: BrokerParts) -> Handlers:
-    """Return the handler of every API that a broker serves. Raises LookupError for an API without one."""
+    """Return the handlers, by API, of all APIs that a broker serves. Raises LookupError for an API without one."""
     handlers: dict[Any, Handler] = {}
     responders = broker.groups, broker.offsets, broker.producer_ids, broker.fetch
     for api in APIS:

@@ -66,7 +66,7 @@ TYPES: Mapping[str, int] = {
 async def create_topics(
     broker: BrokerParts, request: m.CreateTopicsRequest, context: RequestContext
 ) -> m.CreateTopicsResponse:
-    """Create topics. From version 5 on the response has their configuration."""
+    """Create topics, or only validate the request. From version 5 on the response has their configuration."""
     response: m.CreateTopicsResponse = await broker.forwarder.forward(CREATE_TOPICS, request, context)
     if context.version is None or context.version < _CONFIGS_SINCE:
         return response
@@ -116,7 +116,7 @@ async def delete_topics(
 async def describe_configs(
     broker: BrokerParts, request: m.DescribeConfigsRequest, context: RequestContext
 ) -> m.DescribeConfigsResponse:
-    """Describe configurations. This broker's own resource includes its static values."""
+    """Describe the configuration of resources. This broker's own resource includes its static values."""
     request = merge_resources(request)
     response: m.DescribeConfigsResponse = await broker.forwarder.forward(_DESCRIBE_CONFIGS, request, context)
     response = with_static_configs(response, request, broker.config)
@@ -176,7 +176,7 @@ def with_static_configs(
 def static_configs(
     config: BrokerConfig, keys: Collection[str] = (), *, has_documentation: bool = False
 ) -> list[m.DescribeConfigsResourceResult]:
-    """Return the static values of `keys`, or of all keys if empty, sorted by name."""
+    """Return the broker's static values of `keys`, or of all keys if empty, sorted by name. Skips unknown keys."""
     configs = []
     for name, field in type(config).model_fields.items():
         key = dotted(name)
@@ -198,7 +198,7 @@ def _with_missing(
 
 
 def _text(value: Any) -> str | None:
-    """Format a value as in a configuration file."""
+    """Format a value as in a configuration file. None stays None."""
     if value is None:
         return None
     if isinstance(value, bool):
@@ -209,8 +209,9 @@ def _text(value: Any) -> str | None:
 async def list_config_resources(
     broker: BrokerParts, request: config_resources.ListConfigResourcesRequest, context: RequestContext
 ) -> config_resources.ListConfigResourcesResponse:
-    """List the resources of the requested types that have a configuration.
+    """List the resources of the requested types that have a configuration, or of all types if none is requested.
 
+    Top-level error: UNSUPPORTED_VERSION for an unknown type. Version 0 lists client metrics only, so it is empty.
     Brokers on the request's listener are listed twice: also as BROKER_LOGGER.
     """
     image, listener = broker.hosted_replicas.image, context.listener or broker.config.inter_broker_listener_name
@@ -241,7 +242,10 @@ async def list_config_resources(
 async def elect_leaders(
     broker: BrokerParts, request: m.ElectLeadersRequest, context: RequestContext
 ) -> m.ElectLeadersResponse:
-    """Elect preferred leaders, or from version 1 on unclean ones. Null partitions mean all."""
+    """Elect preferred leaders, or from version 1 on, if requested, unclean ones. Null partitions mean all.
+
+    In version 0 each partition has the top-level error.
+    """
     response: m.ElectLeadersResponse = await broker.forwarder.forward(_ELECT_LEADERS, request, context)
     if response.error_code and context.is_before(_ELECTION_ERROR_SINCE):
         results: Sequence[m.ReplicaElectionResult] = [
@@ -257,7 +261,7 @@ async def elect_leaders(
 async def describe_quorum(
     broker: BrokerParts, request: m.DescribeQuorumRequest, context: RequestContext
 ) -> m.DescribeQuorumResponse:
-    """Describe the metadata quorum."""
+    """Describe the metadata quorum. On Kafka listeners the response also has the controllers' addresses."""
     if context.version is not None:
         topics = [
             m.DescribeQuorumTopic(topic.topic_name, [one.partition_index for one in topic.partitions])
@@ -285,7 +289,10 @@ def _enabled(broker: BrokerParts) -> Faults:
 async def inject_fault(
     broker: BrokerParts, request: m.InjectFaultRequest, context: RequestContext
 ) -> m.InjectFaultResponse:
-    """Add a fault and return its id. Raises KafkaError: INVALID_REQUEST without a fault, or POLICY_VIOLATION."""
+    """Add a fault and return its id.
+
+    Raises KafkaError: INVALID_REQUEST if the request has none, POLICY_VIOLATION unless `fault.injection.enable`.
+    """
     if request.fault is None:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "the request must have a fault")
     return m.InjectFaultResponse(fault_id=_enabled(broker).add(request.fault))
@@ -301,5 +308,8 @@ async def list_faults(
 async def clear_faults(
     broker: BrokerParts, request: m.ClearFaultsRequest, context: RequestContext
 ) -> m.ClearFaultsResponse:
-    """Remove faults, all by default. Raises KafkaError with POLICY_VIOLATION unless `fault.injection.enable`."""
+    """Remove faults by id, all without ids, and return the number removed.
+
+    Raises KafkaError with POLICY_VIOLATION unless `fault.injection.enable`.
+    """
     return m.ClearFaultsResponse(cleared=_enabled(broker).clear(frozenset(request.fault_ids)))

@@ -24,7 +24,10 @@ _DESCRIBE_NOT_FOUND_SINCE = 6
 async def find_coordinator(
     broker: BrokerParts, request: m.FindCoordinatorRequest, context: RequestContext
 ) -> m.FindCoordinatorResponse:
-    """Find the coordinators of groups. Those of transactions and share groups return INVALID_REQUEST."""
+    """Return the coordinators of groups.
+
+    Errors: INVALID_REQUEST for transactions and share groups, INVALID_GROUP_ID, COORDINATOR_NOT_AVAILABLE.
+    """
     if not context.is_before(_MANY_COORDINATORS_SINCE):
         return await broker.groups.find_coordinator(request, context)
     response = await broker.groups.find_coordinator(request._replace(coordinator_keys=(request.key,)), context)
@@ -50,7 +53,7 @@ async def join_group(broker: BrokerParts, request: m.JoinGroupRequest, context: 
 
 
 async def sync_group(broker: BrokerParts, request: m.SyncGroupRequest, context: RequestContext) -> m.SyncGroupResponse:
-    """Exchange the assignment.
+    """Return the member's assignment, once the leader of the group has sent the assignments of all members.
 
     From version 5 on, a request without protocol type and name returns INCONSISTENT_GROUP_PROTOCOL.
     """
@@ -63,7 +66,10 @@ async def sync_group(broker: BrokerParts, request: m.SyncGroupRequest, context: 
 async def leave_group(
     broker: BrokerParts, request: m.LeaveGroupRequest, context: RequestContext
 ) -> m.LeaveGroupResponse:
-    """Remove members. Before version 3 a request names one member, and the response has its error at the top level."""
+    """Remove members from a group.
+
+    Before version 3 a request names one member, and the response has its error at the top level.
+    """
     if not context.is_before(_MANY_MEMBERS_SINCE):
         return await broker.groups.leave_group(request, context)
     one = m.LeaveGroupRequest(request.group_id, members=[m.MemberIdentity(request.member_id)])
@@ -75,7 +81,10 @@ async def leave_group(
 async def offset_commit(
     broker: BrokerParts, request: m.OffsetCommitRequest, context: RequestContext
 ) -> m.OffsetCommitResponse:
-    """Commit offsets. Responds when they are durable. Before version 9 an unknown group is ILLEGAL_GENERATION."""
+    """Commit offsets. Responds when they are committed to the log.
+
+    An unknown group returns GROUP_ID_NOT_FOUND, before version 9 ILLEGAL_GENERATION.
+    """
     response = await broker.groups.offset_commit(request, context)
     if not context.is_before(_COMMIT_GROUP_ID_NOT_FOUND_SINCE):
         return response
@@ -91,7 +100,10 @@ async def offset_commit(
 async def offset_fetch(
     broker: BrokerParts, request: m.OffsetFetchRequest, context: RequestContext
 ) -> m.OffsetFetchResponse:
-    """Return committed offsets, or -1 without one. Null topics mean all. Unstable offsets do not exist."""
+    """Return committed offsets, -1 for a partition without one. Null topics mean all.
+
+    Without transactions there are no unstable offsets.
+    """
     if not context.is_before(_MANY_GROUPS_SINCE):
         return await broker.groups.offset_fetch(request, context)
     one = m.OffsetFetchRequestGroup(request.group_id, topics=request.topics)
@@ -113,7 +125,7 @@ def _refused(topic: m.OffsetFetchRequestTopics, code: int) -> m.OffsetFetchRespo
 async def describe_groups(
     broker: BrokerParts, request: m.DescribeGroupsRequest, context: RequestContext
 ) -> m.DescribeGroupsResponse:
-    """Describe groups. An unknown group is `Dead`, from version 6 on with GROUP_ID_NOT_FOUND (KIP-1043)."""
+    """Describe groups. An unknown group has state `Dead`, from version 6 on with GROUP_ID_NOT_FOUND (KIP-1043)."""
     response = await broker.groups.describe_groups(request, context)
     if context.version is None or context.version < _DESCRIBE_NOT_FOUND_SINCE:
         return response

@@ -23,14 +23,18 @@ _NULL_NAME_SINCE = 12
 
 
 def _controller_id(broker: BrokerParts, brokers: Sequence[m.MetadataResponseBroker]) -> int:
-    """Return this broker's id, another broker's id while this one is fenced, or -1 without any broker."""
+    """Return this broker's id if it is in `brokers`, else the lowest id, or -1 without any broker."""
     ids = [one.node_id for one in brokers]
     mine = broker.config.node_id
     return mine if mine in ids else min(ids, default=-1)
 
 
 async def metadata(broker: BrokerParts, request: m.MetadataRequest, context: RequestContext) -> m.MetadataResponse:
-    """Describe brokers and topics."""
+    """Describe the brokers and the requested topics.
+
+    Without metadata, the topics have LEADER_NOT_AVAILABLE on Kafka listeners; the gRPC response has the top-level error
+    BROKER_NOT_AVAILABLE.
+    """
     if context.version is None:
         return await broker.metadata.metadata(request, context)
     if context.version == 0 and not request.topics:
@@ -50,7 +54,10 @@ async def metadata(broker: BrokerParts, request: m.MetadataRequest, context: Req
 async def describe_cluster(
     broker: BrokerParts, request: m.DescribeClusterRequest, context: RequestContext
 ) -> m.DescribeClusterResponse:
-    """Describe the brokers. For controllers, which have no Kafka endpoints: UNSUPPORTED_ENDPOINT_TYPE."""
+    """Describe the brokers. Top-level errors: BROKER_NOT_AVAILABLE without metadata, and UNSUPPORTED_ENDPOINT_TYPE.
+
+    The latter is the response to a request for controllers, which have no Kafka endpoints.
+    """
     cluster_id = broker.config.cluster_id
     if request.endpoint_type != BROKERS:
         return m.DescribeClusterResponse(
@@ -72,7 +79,10 @@ async def describe_cluster(
 async def describe_topic_partitions(
     broker: BrokerParts, request: m.DescribeTopicPartitionsRequest, context: RequestContext
 ) -> m.DescribeTopicPartitionsResponse:
-    """Describe a page of partitions, in the order of topic names. Without topics in the request, all."""
+    """Describe a page of partitions, in the order of topic names. Without topics in the request, of all topics.
+
+    Without metadata, each requested topic has LEADER_NOT_AVAILABLE.
+    """
     names = dict.fromkeys(topic.name for topic in request.topics)
     requested = [m.MetadataRequestTopic(name=name) for name in names]
     response = await broker.metadata.metadata(m.MetadataRequest(requested or None), context)
@@ -88,7 +98,10 @@ async def describe_topic_partitions(
 def page(
     topics: Sequence[m.MetadataResponseTopic], cursor: m.Cursor | None, room: int
 ) -> m.DescribeTopicPartitionsResponse:
-    """Return up to `room` partitions of the sorted topics, from the cursor on, and the next cursor."""
+    """Return a response with up to `room` partitions of the sorted topics, from the cursor on.
+
+    Its next cursor is None if no partition is left.
+    """
     described: list[m.DescribeTopicPartitionsResponseTopic] = []
     next_cursor = None
     for topic in topics:

@@ -35,7 +35,11 @@ def _is_zstd(records: bytes) -> bool:
 
 
 async def produce(broker: BrokerParts, request: m.ProduceRequest, context: RequestContext) -> m.ProduceResponse | None:
-    """Append batches and respond when `acks` is satisfied. Raises CloseConnection after an error of acks=0."""
+    """Append batches and respond when `acks` is satisfied. Errors are per partition.
+
+    On Kafka listeners, acks=0 returns NO_RESPONSE, or raises CloseConnection after an error. Before version 7 a request
+    with zstd gets UNSUPPORTED_COMPRESSION_TYPE for all partitions.
+    """
     if context.is_before(_PRODUCE_ZSTD_SINCE) and any(
         _is_zstd(data.records) for topic in request.topic_data for data in topic.partition_data
     ):
@@ -59,7 +63,10 @@ async def produce(broker: BrokerParts, request: m.ProduceRequest, context: Reque
 
 
 async def fetch(broker: BrokerParts, request: m.FetchRequest, context: RequestContext) -> m.FetchResponse:
-    """Read records for a consumer or a follower, within its fetch session."""
+    """Read records for a consumer or, by gRPC only, for a follower, within its fetch session.
+
+    A broker's replica id on a Kafka listener returns CLUSTER_AUTHORIZATION_FAILED.
+    """
     if context.version is None:
         return await broker.fetch.fetch(request, context)
     if not context.is_before(_REPLICA_STATE_SINCE):
@@ -75,7 +82,7 @@ async def fetch(broker: BrokerParts, request: m.FetchRequest, context: RequestCo
 
 
 def _without_zstd(response: m.FetchResponse) -> m.FetchResponse:
-    """Return UNSUPPORTED_COMPRESSION_TYPE for partitions whose records begin with a zstd batch."""
+    """Replace records that begin with a zstd batch by the partition error UNSUPPORTED_COMPRESSION_TYPE."""
     topics = []
     for topic in response.responses:
         partitions = [
@@ -91,7 +98,7 @@ def _without_zstd(response: m.FetchResponse) -> m.FetchResponse:
 async def list_offsets(
     broker: BrokerParts, request: m.ListOffsetsRequest, context: RequestContext
 ) -> m.ListOffsetsResponse:
-    """Return offsets by timestamp."""
+    """Return offsets by timestamp. On Kafka listeners, any replica id that is not negative counts as a consumer."""
     if context.version is not None:
         # Apache Kafka accepts any replica id of a client; kafka-python 3.1 sends 0.
         request = request._replace(replica_id=min(request.replica_id, -1))
@@ -120,8 +127,9 @@ async def offsets_for_leader_epoch(
 async def describe_log_dirs(
     broker: BrokerParts, request: m.DescribeLogDirsRequest, context: RequestContext
 ) -> m.DescribeLogDirsResponse:
-    """Describe the logs of each log directory, and why one is offline.
+    """Describe each log directory: the size and lag of its replicas, and the bytes of its disk.
 
+    An offline directory has KAFKA_STORAGE_ERROR and the reason.
     Null topics mean all, as does an empty list by gRPC.
     """
     wanted = {topic.topic: frozenset(topic.partitions) for topic in request.topics or ()}
@@ -160,7 +168,7 @@ async def _describe_log_dir(
 
 
 def _disk_space(path: str) -> tuple[int, int]:
-    """Return total and free bytes of the directory's disk, -1 if unknown. Blocks."""
+    """Return total and free bytes of the directory's disk, or (-1, -1) if the directory cannot be read. Blocks."""
     try:
         usage = shutil.disk_usage(path)
     except OSError:
@@ -171,7 +179,11 @@ def _disk_space(path: str) -> tuple[int, int]:
 async def describe_producers(
     broker: BrokerParts, request: producers_api.DescribeProducersRequest, context: RequestContext
 ) -> producers_api.DescribeProducersResponse:
-    """Describe the active producers of partitions."""
+    """Describe the active producers of partitions.
+
+    Errors per partition: NOT_LEADER_OR_FOLLOWER without a replica in a role here, INVALID_TOPIC_EXCEPTION for an
+    invalid name, and those of `HostedReplicas.require`.
+    """
     wanted: dict[str, dict[int, None]] = {}  # a repeated partition is described once
     for one in request.topics:
         wanted.setdefault(one.name, {}).update(dict.fromkeys(one.partition_indexes))

@@ -33,7 +33,7 @@ _NOT_ACTIVE = frozenset({ErrorCode.NOT_CONTROLLER, ErrorCode.NOT_LEADER_OR_FOLLO
 
 
 class Forwarded(NamedTuple):
-    """A response, and whether the request was sent before: it may have been carried out then."""
+    """A response, and whether the request was sent more than once: an earlier attempt may have been carried out."""
 
     response: Any
     is_repeated: bool
@@ -57,7 +57,10 @@ class ControllerChannel:
         return self._current
 
     def leader_changed(self, leader: Voter | None) -> None:
-        """Record the quorum leader that the broker's replica reports, or None while it knows none."""
+        """Record the quorum leader that the broker's replica reports, or None while it knows none.
+
+        A new leader ends pending attempts at other voters, so that they are repeated at the leader.
+        """
         if leader == self._leader:
             return
         self._leader = leader
@@ -72,14 +75,15 @@ class ControllerChannel:
                 scope.reschedule(now if leader is not None else _earlier(scope.when(), self._search_limit(now)))
 
     async def call(self, api: Api, request: Any, timeout_s: float, *, streaming: bool = False) -> Any:
-        """Send a request that may be carried out twice, repeating it for `timeout_s`. Raises TransportError."""
+        """Send a request that may be carried out twice, and return the response. Repeats and raises like `forward`."""
         return (await self.forward(api, request, timeout_s, streaming=streaming)).response
 
     async def forward(self, api: Api, request: Any, timeout_s: float, *, streaming: bool = False) -> Forwarded:
-        """Send a request for `timeout_s` and report whether it was repeated.
+        """Send a request, repeating it for up to `timeout_s` seconds until the active controller responds.
 
-        Returns the last response, even if no voter was the active controller. Raises TransportError if there was no
-        response or the request is too large.
+        Returns the last response, even if no voter was the active controller, and whether the request was repeated.
+        Raises TransportError if the last attempt has no response or the request is too large. `streaming` sends it over
+        a long-lived stream.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -133,7 +137,7 @@ class ControllerChannel:
             self._current = self._voters[(self._voters.index(voter) + 1) % len(self._voters)]
 
     async def _pause(self, tried: Voter) -> None:
-        """Wait for the retry backoff, or until the leader becomes known."""
+        """Wait for the retry backoff, or until the leader becomes known. Returns immediately if another voter leads."""
         if self._leader is not None and self._leader == self._current != tried:
             return
         with contextlib.suppress(TimeoutError):
@@ -142,7 +146,10 @@ class ControllerChannel:
 
 
 async def try_call(channel: ControllerChannel, api: Api, request: Any, timeout_s: float) -> Any:
-    """Send a request that the caller repeats later. Returns None, with a warning, after a top-level error."""
+    """Return the response to a request that the caller repeats later.
+
+    Returns None, and logs a warning, if there is no response or it has a top-level error.
+    """
     try:
         response = await channel.call(api, request, timeout_s)
     except TransportError as error:
@@ -160,6 +167,6 @@ def _earlier(first: float | None, second: float | None) -> float | None:
 
 
 def is_inactive(api: Api, response: Any) -> bool:
-    """Whether all that a response states is that the voter is not the active controller."""
+    """Whether a response has no success and no errors but those of a voter that is not the active controller."""
     codes = api.errors(response)
     return bool(codes) and not api.has_success(response) and all(code in _NOT_ACTIVE for code in codes)

@@ -34,7 +34,7 @@ SETTLE_TIMEOUT_S = 5.0
 """How long a broker waits until its image has the state that the controller reported."""
 
 WaitUntil = Callable[[Callable[[], bool], float], Awaitable[bool]]
-"""Waits until a condition on the published metadata holds, for at most some seconds. Returns whether it holds."""
+"""Waits until a condition on the published metadata holds, at most a timeout in seconds. Returns whether it holds."""
 
 
 class Reconciliation(NamedTuple):
@@ -43,7 +43,7 @@ class Reconciliation(NamedTuple):
     results: str
     """Field of the response with the results, or empty for the response itself."""
     fix: Callable[[Any], Any]
-    """Returns a result, or its success."""
+    """Maps a result to itself, or to a success if the metadata shows the request's own change."""
     is_visible: Callable[[Any], bool] = lambda _result: True
     """Whether this broker's metadata has the change behind a result."""
 
@@ -68,10 +68,11 @@ class Forwarder:
         self._wait_until = wait_until
 
     async def forward(self, api: Api, request: Any, context: RequestContext) -> Any:
-        """Return the active controller's response.
+        """Send a request to the active controller and return its response.
 
-        Returns the API's error response with INVALID_REQUEST if the request is too large, and with REQUEST_TIMED_OUT if
-        no controller responded in time.
+        If the request was repeated, errors that its own earlier attempt may have caused become successes. Returns the
+        API's error response with INVALID_REQUEST if the request is too large, and with REQUEST_TIMED_OUT if no active
+        controller responded in time.
         """
         reconciliation = _RECONCILIATIONS[api.name](request, self._hosted_replicas) if api.reconciles else None
         timeout_s = context.respond_within(getattr(request, "timeout_ms", api.timeout_ms) / 1000)
@@ -96,7 +97,10 @@ class Forwarder:
     async def create_topics(
         self, topics: Sequence[m.CreatableTopic], timeout_s: float, context: RequestContext
     ) -> Sequence[m.CreatableTopicResult]:
-        """Create topics for this broker. Waits up to `timeout_s` until its own metadata has those that exist."""
+        """Create topics for this broker and return the result of each, with its error code.
+
+        Then waits up to `timeout_s` seconds until this broker's metadata has the topics that were created or existed.
+        """
         request = m.CreateTopicsRequest(topics, int(timeout_s * 1000))
         response: m.CreateTopicsResponse = await self.forward(CREATE_TOPICS, request, context)
         names = [result.name for result in response.topics if result.error_code in _EXISTS]
@@ -112,9 +116,9 @@ class Forwarder:
         timeout_s: float,
         context: RequestContext,
     ) -> bool:
-        """Create a topic that only brokers write, and return whether it exists.
+        """Create a topic for the brokers' own use. Returns True if it was created or existed, else False.
 
-        The replication factor is reduced to the number of unfenced brokers.
+        The replication factor is reduced to the number of unfenced brokers, but not below 1.
         """
         brokers = sum(not broker.fenced for broker in self._hosted_replicas.image.brokers.values())
         entries = [m.ConfigEntry(key, str(value)) for key, value in configs.items()]
@@ -204,7 +208,10 @@ def _create_partitions(request: m.CreatePartitionsRequest, hosted: HostedReplica
 def _alter_partition_reassignments(
     request: m.AlterPartitionReassignmentsRequest, hosted: HostedReplicas
 ) -> Reconciliation:
-    """After a cancellation that was carried out, there is no reassignment left to cancel."""
+    """Turn NO_REASSIGNMENT_IN_PROGRESS into a success where a reassignment ran when the request arrived.
+
+    The earlier attempt has cancelled it.
+    """
     image = hosted.image
     running = {(image.topics[topic_id].name, partition) for topic_id, partition in image.reassigning}
 
@@ -222,7 +229,10 @@ def _alter_partition_reassignments(
 
 
 def _alter_credentials(request: m.AlterUserScramCredentialsRequest, hosted: HostedReplicas) -> Reconciliation:
-    """Setting a credential twice is harmless, deleting one twice is an error."""
+    """Turn RESOURCE_NOT_FOUND into a success where the credential to delete existed when the request arrived.
+
+    Setting a credential twice is harmless.
+    """
     image = hosted.image
     known = {each.name for each in request.deletions if each.mechanism in image.credentials_of(each.name)}
 

@@ -40,7 +40,9 @@ _FATAL = frozenset({ErrorCode.INCONSISTENT_CLUSTER_ID, ErrorCode.INVALID_REQUEST
 
 @dataclass(eq=False)
 class BrokerLifecycle:
-    """Registers the broker, then sends heartbeats. `broker_epoch` is -1 before the registration.
+    """Registers the broker, sends heartbeats, and requests the controlled shutdown.
+
+    `broker_epoch` is -1 before the registration, `previous_broker_epoch` is -1 after an unclean shutdown.
 
     Args: metadata_offset: returns the last published metadata offset; log_ends: returns the log ends of hosted
     partitions; offline_log_dirs: returns the ids of failed directories whose lost replicas were reported;
@@ -70,7 +72,11 @@ class BrokerLifecycle:
         self.is_fenced = True
 
     async def register(self, listeners: Sequence[m.Listener]) -> None:
-        """Register until the controller accepts. Raises KafkaError if it refuses for good."""
+        """Register with these listeners; repeat until the controller accepts.
+
+        Raises KafkaError with INCONSISTENT_CLUSTER_ID, INVALID_REQUEST or UNSUPPORTED_VERSION, because a retry cannot
+        succeed.
+        """
         request = m.BrokerRegistrationRequest(
             broker_id=self.config.node_id,
             cluster_id=self.config.cluster_id,
@@ -110,7 +116,8 @@ class BrokerLifecycle:
     async def send_heartbeats(self) -> None:
         """Send heartbeats until cancelled.
 
-        Raises KafkaError: STALE_BROKER_EPOCH or BROKER_ID_NOT_REGISTERED, if this registration is no longer valid.
+        Raises KafkaError: STALE_BROKER_EPOCH if another process registered with this broker id,
+        BROKER_ID_NOT_REGISTERED if the broker was unregistered.
         """
         while True:
             self.heartbeat_due.clear()
@@ -184,12 +191,15 @@ class BrokerLifecycle:
             self._shutdown_granted.set()
 
     def metadata_advanced(self) -> None:
-        """Report the new metadata offset immediately while the broker is fenced."""
+        """Send a heartbeat with the new metadata offset immediately if the broker is fenced, else do nothing."""
         if self.is_fenced:
             self.heartbeat_due.set()
 
     async def shut_down(self, timeout_s: float) -> None:
-        """Request a controlled shutdown and wait up to `timeout_s` until the controller has moved the leaderships."""
+        """Request a controlled shutdown and wait until the controller has moved the leaderships.
+
+        Returns after at most `timeout_s` seconds; a timeout is only logged.
+        """
         self._wants_shutdown = True
         self.heartbeat_due.set()
         try:

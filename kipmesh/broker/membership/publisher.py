@@ -17,10 +17,10 @@ from kipmesh.core.metadata.image import MetadataDelta, MetadataImage
 
 @dataclass(eq=False)
 class MetadataPublisher:
-    """Publishes metadata on one broker.
+    """Applies new metadata images to the replicas of one broker, then makes them visible to waiters.
 
-    Args: on_published: called after waiters were notified; on_roles_assigned: receives each delta after its replicas
-    have their roles, before waiters are notified.
+    Args: on_roles_assigned: receives each delta after the replicas have their roles, before waiters are notified;
+    on_published: awaited after waiters were notified.
     """
 
     broker_id: int
@@ -30,16 +30,16 @@ class MetadataPublisher:
 
     def __post_init__(self) -> None:
         self.published_offset = -1
-        """Offset of the last record whose effects are published, or -1."""
+        """Metadata offset of the last published image, or -1 before the first."""
         self.idle = self.replica_manager.retry
-        """Host partitions that the disk refused. Called while there is no new metadata."""
+        """Try again to host partitions whose logs could not be created. Awaited while there is no new metadata."""
         self._broker_epoch = -1
         self._registered = asyncio.Event()
         self._advanced = asyncio.Event()
 
     @property
     def has_published(self) -> bool:
-        """Whether metadata was published."""
+        """Whether any metadata image was published."""
         return self.published_offset >= 0
 
     def published_image(self) -> MetadataImage | None:
@@ -47,12 +47,15 @@ class MetadataPublisher:
         return self.replica_manager.hosted_replicas.image if self.has_published else None
 
     def registered(self, broker_epoch: int) -> None:
-        """Set the epoch of this broker's registration, which is the offset of its record, and allow to publish."""
+        """Set the epoch of this broker's registration, which is the offset of its record. `publish` waits for this."""
         self._broker_epoch = broker_epoch
         self._registered.set()
 
     async def publish(self, image: MetadataImage, delta: MetadataDelta) -> None:
-        """Apply `delta` and publish `image`. Waits until `registered` was called."""
+        """Apply `delta` to the replicas and publish `image`. Waits until `registered` was called.
+
+        An image that ends before the registration is ignored; the first published image includes its changes.
+        """
         await self._registered.wait()
         if image.offset < self._broker_epoch:
             return
@@ -67,7 +70,10 @@ class MetadataPublisher:
         await self.on_published()
 
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until the published metadata meets the condition, at most `timeout_s`. Returns whether it does."""
+        """Wait until `condition` holds, checked after each publication, at most `timeout_s` seconds.
+
+        Returns True if it holds, False after the timeout.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 while not condition():

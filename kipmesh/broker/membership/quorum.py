@@ -45,7 +45,7 @@ def open_replica(config: BrokerConfig, fs: FileSystem, log_manager: LogManager) 
 
 @dataclass(eq=False)
 class BrokerQuorum:
-    """Driver and loader of one broker. Receives the driver's events.
+    """The metadata quorum replica of one broker: its driver and its loader. Implements `QuorumListener`.
 
     Args: on_failure: receives an error that must end the process; controller_changed: receives the leader's id, -1 if
     it is unknown, and the epoch; on_snapshot: receives each snapshot that was made, fetched or loaded.
@@ -84,24 +84,24 @@ class BrokerQuorum:
         """Driver event: the log was truncated."""
 
     def start(self) -> None:
-        """Start to follow the quorum."""
+        """Start to fetch, load and publish the metadata."""
         self.loader.start()
         self.driver.start()
 
     async def stop(self) -> None:
-        """Stop, and sync the log."""
+        """Stop the loader and the driver, and sync the metadata log to disk."""
         await self.loader.stop()
         await self.driver.stop()
 
     async def abort(self) -> None:
-        """Stop as in a crash, without a sync."""
+        """Stop the loader and the driver as in a crash, without a sync of the metadata log."""
         await self.loader.stop()
         await self.driver.abort()
 
     # --- events of the driver ----------------------------------------------------------------------------------------
 
     def state_changed(self, state: State, epoch: int, leader_id: int) -> None:
-        """Driver event: another leader, or -1 if it is unknown."""
+        """Driver event: the state, the epoch or the leader (-1: unknown) changed."""
         self.channel.leader_changed(self._voters.get(leader_id))
         self.controller_changed(leader_id, epoch)
 

@@ -39,7 +39,10 @@ class UsersFileError(Exception):
 
 
 def parse_users(text: str) -> dict[str, str]:
-    """Return passwords by user name. Raises UsersFileError, whose message has no password."""
+    """Return passwords by user name from the text of a users file.
+
+    Raises UsersFileError for an invalid line or a repeated user. The message never has a password.
+    """
     users: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()
@@ -56,10 +59,10 @@ def parse_users(text: str) -> dict[str, str]:
 
 
 class FileUsers:
-    """Users of a file. Implements `kipmesh.transport.kafka.handshake.Users`."""
+    """SASL users of a file. Implements `kipmesh.transport.kafka.handshake.Users`."""
 
     def __init__(self, path: str) -> None:
-        """Read the file. Blocks. Raises UsersFileError."""
+        """Read the file. Blocks. Raises UsersFileError if it is unreadable, too large or has an invalid line."""
         self._path = Path(path)
         self._seen: tuple[int, int, int] | None = None
         self._users: dict[str, str] = {}
@@ -125,7 +128,7 @@ class LogUsers:
         return None if self._file is None else await self._file.password(user)
 
     async def credential(self, mechanism: str, user: str) -> ScramCredential | None:
-        """Return the user's SCRAM credential, or None.
+        """Return the user's SCRAM credential, or None if there is none for this mechanism.
 
         The file is used only for users without any credential in the metadata log. Raises UsersNotKnownError if there
         is no metadata within `METADATA_TIMEOUT_S`.

@@ -79,27 +79,27 @@ class BrokerMetrics:
         self._metadata_topics = counter(ours + "metadata_topics", "Topics in Metadata responses.")
 
     def metadata_responded(self, request: MetadataRequest, topics: int) -> None:
-        """Count a Metadata request by its kind, and the topics in its response."""
+        """Count a Metadata request as `all`, `topics` or `brokers`. `topics`: number of topics in the response."""
         kind = "all" if request.topics is None else "topics" if request.topics else "brokers"
         self._metadata_requests[kind].inc()
         self._metadata_topics.inc(topics)
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """Register a gauge that `read` computes at each scrape."""
+        """Register a gauge that `read` computes at each scrape, on another thread."""
         Gauge(name, text, registry=self._registry).set_function(read)
 
     def export(self, collect: Callable[..., Iterator[Metric]], *arguments: Any) -> None:
-        """Export what `collect(*arguments)` yields at each scrape. See `MetricsFunction`."""
+        """Export the metrics that `collect(*arguments)` yields at each scrape, on another thread."""
         self._registry.register(MetricsFunction(partial(collect, *arguments)))
 
     def produced(self, size_bytes: int, records: int) -> None:
-        """Count an appended batch."""
+        """Count a batch that was appended for a producer, its bytes and its records."""
         self._bytes_in.inc(size_bytes)
         self._messages_in.inc(records)
         self._produce_requests.inc()
 
     def fetched(self, is_follower: bool, size_bytes: int) -> None:
-        """Count a fetch response."""
+        """Count a fetch response to a follower or a consumer, and the bytes of its records."""
         if is_follower:
             self._fetch_follower.inc()
             self._replication_bytes_out.inc(size_bytes)
@@ -121,13 +121,13 @@ class BrokerMetrics:
             self._replication_bytes_in.inc(size_bytes)
 
     def reassigned(self, size_bytes: int, *, is_throttled: bool) -> None:
-        """Count bytes that a replica appended while a reassignment adds it."""
+        """Count bytes that a replica appended while a reassignment adds it. Throttled bytes are also counted apart."""
         self._reassignment_bytes_in.inc(size_bytes)
         if is_throttled:
             self._throttled_bytes.inc(size_bytes)
 
     def session_fetched(self, *, is_full: bool) -> None:
-        """Count a response to a follower's fetch."""
+        """Count a response that this broker's fetchers received, by whether the fetch was full or incremental."""
         (self._full_fetches if is_full else self._incremental_fetches).inc()
 
     def isr_change_proposed(self, *, is_expansion: bool) -> None:
@@ -136,7 +136,7 @@ class BrokerMetrics:
 
 
 class MetricsFunction(Collector):
-    """Exports what a function yields at each scrape.
+    """A `Collector` that exports the metrics that a function yields at each scrape.
 
     Scrapes run on another thread: the function copies tables of the event loop before it iterates over them.
     """
@@ -145,12 +145,15 @@ class MetricsFunction(Collector):
         self._collect = collect
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics."""
+        """Yield the function's metrics."""
         return self._collect()
 
 
 def counter_family(name: str, text: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
-    """Return a counter with one label from a table that may change meanwhile."""
+    """Return a counter family with one sample per item of `counts`, whose key is the value of `label`.
+
+    The event loop may change `counts` meanwhile.
+    """
     family = CounterMetricFamily(name, text, labels=[label])
     for value, count in dict(counts).items():
         family.add_metric([value], count)
@@ -158,7 +161,7 @@ def counter_family(name: str, text: str, label: str, counts: Mapping[str, int]) 
 
 
 def partition_metrics(hosted_replicas: HostedReplicas) -> Iterator[Metric]:
-    """Yield the number of partitions by state. O(partitions), without an allocation for each."""
+    """Yield the applied metadata offset and the numbers of hosted partitions by state. O(partitions)."""
     count = led = under_replicated = under_min_isr = 0
     for replica in hosted_replicas:
         count += 1

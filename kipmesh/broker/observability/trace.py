@@ -71,7 +71,7 @@ Entry = dict[str, Any]
 
 
 class LastFetch(FetchSessionMetrics):
-    """Counters of a session cache that also keep the values of the last completed fetch."""
+    """`FetchSessionMetrics` that also keep the values of the last completed fetch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,12 +79,12 @@ class LastFetch(FetchSessionMetrics):
         self.omitted_requested = self.omitted_returned = 0
 
     def completed(self, kind: FetchKind) -> None:
-        """See FetchSessionMetrics."""
+        """Count a completed fetch and keep its kind."""
         super().completed(kind)
         self.kind, self.omitted_requested, self.omitted_returned = kind, 0, 0
 
     def saved(self, omitted_requested: int, omitted_returned: int) -> None:
-        """See FetchSessionMetrics."""
+        """Count and keep the numbers of partitions that the session omitted from the request and the response."""
         super().saved(omitted_requested, omitted_returned)
         self.omitted_requested, self.omitted_returned = omitted_requested, omitted_returned
 
@@ -110,7 +110,7 @@ class TraceQueue:
         return len(self._entries)
 
     def put(self, entry: Entry) -> None:
-        """Add an entry, or count it as dropped."""
+        """Add an entry, or count it as dropped if the queue is full or had `rate_max` entries in this second."""
         self.sampled[entry["kind"]] += 1
         second = self.now_ms() // 1000
         if second != self._second:
@@ -124,7 +124,7 @@ class TraceQueue:
             self._entries.append(entry)
 
     def put_back(self, entries: Sequence[Entry]) -> None:
-        """Return entries of `take` to the front of the queue. Entries without room are dropped."""
+        """Return entries of `take` to the front of the queue. The last ones are dropped if there is no room."""
         room = max(0, self.queue_max - len(self._entries))
         self.dropped["queue"] += max(0, len(entries) - room)
         self._entries.extendleft(reversed(entries[:room]))
@@ -147,7 +147,11 @@ class TraceWriter:
         self._create_after_ms = 0
 
     async def flush(self, queue: TraceQueue, status: Callable[[], Entry]) -> None:
-        """Write the queued entries. Each request also has the current `status` entry."""
+        """Write the queued entries to the trace topic, up to `ENTRIES_MAX` and the current `status` entry at a time.
+
+        Creates the topic if it is missing; without a leader it does nothing. Entries stay queued then, and after errors
+        in `_RETRIABLE`. Entries of any other failed write are dropped.
+        """
         topic = self.hosted_replicas.image.topic_by_name(TRACE_TOPIC)
         if topic is None:
             await self._create()
@@ -193,7 +197,7 @@ class TraceWriter:
         return error
 
     async def _create(self) -> None:
-        """Create the topic. A later flush finds it in the metadata."""
+        """Create the trace topic; a later flush finds it in the metadata. Retries after `CREATE_PAUSE_MS` at least."""
         if monotonic_ms() < self._create_after_ms:
             return
         config = self.config
@@ -220,7 +224,7 @@ class TraceWriter:
 
 
 def batches_of(entries: Sequence[Entry], now_ms: int) -> Iterator[tuple[bytes, list[Entry]]]:
-    """Encode entries as record batches. Yields each batch with its entries, except status entries."""
+    """Encode entries as record batches. Yields each batch and the list of its entries, without status entries."""
     batches: list[list[tuple[Entry, bytes]]] = []
     room = 0
     for entry in entries:
@@ -264,7 +268,7 @@ class RequestTrace:
         }
 
     async def run(self, forwarder: Forwarder, pool: ConnectionPool, ready: Callable[[], bool]) -> None:
-        """Write queued entries periodically, until cancelled. `ready` returns whether the broker is ready."""
+        """Write queued entries periodically while `ready()` is true, until cancelled. Errors are only logged."""
         writer = TraceWriter(self.config, self.hosted_replicas, forwarder, pool)
         while True:
             await asyncio.sleep(self.config.mesh_trace_flush_interval_ms / 1000)
@@ -275,7 +279,7 @@ class RequestTrace:
                 log.warning("trace write failed", error=f"{type(error).__name__}: {error}")
 
     def observers(self) -> Mapping[str, Observer]:
-        """Return the observer of each traced API, for the request pipeline."""
+        """Return the observers of the traced APIs by API name, for the request pipeline."""
         return {
             "Fetch": self._sampled(self._fetch),
             "Produce": self._sampled(self._produce),
@@ -431,7 +435,7 @@ class RequestTrace:
         }
 
     def snapshot(self, seen: SnapshotSeen) -> None:
-        """Trace a snapshot that was made, fetched or loaded."""
+        """Add an entry about a snapshot that was made, fetched or loaded. Never raises."""
         try:
             self._put(self._snapshot(seen))
         except Exception as error:  # tracing must not fail the metadata quorum

@@ -43,26 +43,29 @@ SLICE_S = 0.004
 
 
 class StoppedError(Exception):
-    """Raised on the cleaner's thread when the broker stops."""
+    """Raised on the cleaner's thread when the broker stops, to end a compaction."""
 
 
 class Throttle:
-    """Limits the cleaner's thread by time and by bytes per second. Used by one thread; any thread may stop it."""
+    """Limits the processor time and the bytes per second of the cleaner's thread. Any thread may call `stop`."""
 
     def __init__(self, bytes_per_second: float) -> None:
         self._bytes_per_second = bytes_per_second
         self._stop = threading.Event()
         self.stop = self._stop.set
-        """Make the next call raise StoppedError."""
+        """Make the current or next call of the throttle raise StoppedError."""
         self._began_s = time.monotonic()
         self._bytes = 0
 
     def begin(self) -> None:
-        """Start a measurement for a new piece of work."""
+        """Start to measure time and bytes of a new piece of work."""
         self._began_s, self._bytes = time.monotonic(), 0
 
     def __call__(self, size_bytes: int) -> None:
-        """Count bytes that were read or written, and rest if due. Raises StoppedError after `stop`."""
+        """Count bytes that were read or written. Sleeps if the time slice is used up or the rate is exceeded.
+
+        Raises StoppedError after `stop`.
+        """
         self._bytes += size_bytes
         worked_s = time.monotonic() - self._began_s
         rest_s = max(worked_s if worked_s >= SLICE_S else 0.0, self._bytes / self._bytes_per_second - worked_s)
@@ -109,7 +112,10 @@ class Cleaner:
                 log.error("compaction failed", error=str(error))
 
     async def run_once(self) -> None:
-        """Compact every log that is due."""
+        """Compact every log that is due, the one with the highest dirty ratio first. Failures of a log are logged.
+
+        Raises KafkaError if the recovery points cannot be written afterwards.
+        """
         plans = await self._plans()
         self._max_dirty_percent = max((plan.dirty_ratio * 100 for plan in plans), default=0.0)
         due = sorted((plan for plan in plans if plan.is_due), key=lambda plan: -plan.dirty_ratio)
@@ -178,7 +184,7 @@ class Cleaner:
             await self._thread.run(swap.discard)
 
     async def close(self) -> None:
-        """Stop, and wait for the thread. Call it after the task of `run` has ended."""
+        """End a running compaction and wait for the thread. Call it after the task of `run` has ended."""
         self.throttle.stop()
         await self._thread.run(lambda: None)
         self._thread.close()

@@ -87,7 +87,7 @@ class ReplicaFetcher:
         return len(self._by_key)
 
     def follow(self, replicas: Iterable[Replica]) -> None:
-        """Fetch these replicas, in their current leader epoch."""
+        """Start to fetch these replicas, or continue in their current leader epoch."""
         for replica in replicas:
             self._by_key[replica.key] = replica
             self._clear_waits(replica)
@@ -111,14 +111,14 @@ class ReplicaFetcher:
         return self._by_key.get(replica.key) is replica
 
     def reconnect(self, connection: Connection) -> None:
-        """Fetch from the leader's new address."""
+        """Fetch over a connection to the leader's new address from now on."""
         self.connection = connection
         self.address = connection.address
         self._wake.set()
         self._drop_stream()
 
     async def stop(self) -> None:
-        """End the task and the stream. The leader keeps the session until `close`."""
+        """End the task and the stream. The leader keeps the fetch session until `close`."""
         if self._release is not None:
             self._release.cancel()
         self._task.cancel()
@@ -132,7 +132,7 @@ class ReplicaFetcher:
             self.on_reachability_changed(self.leader_id, is_unreachable)
 
     async def close(self) -> None:
-        """Close the session at the leader, if it can be reached (227-17). Call it after `stop`."""
+        """Close the fetch session at the leader; ignored if it cannot be reached (227-17). Call it after `stop`."""
         request = self._session.close()
         if request is not None:
             with contextlib.suppress(TransportError):
@@ -149,7 +149,10 @@ class ReplicaFetcher:
             self._stream = None
 
     def _delay(self, replica: Replica, reason: ErrorCode) -> None:
-        """Leave a partition out for `replica.fetch.backoff.ms`, doubled with each failure in a row."""
+        """Do not fetch a partition for `replica.fetch.backoff.ms`.
+
+        Each failure in a row doubles the time, up to `DELAY_MS_MAX`.
+        """
         if replica in self._delayed or not self._follows(replica):
             return
         self._moved.pop(replica, None)
@@ -338,7 +341,7 @@ class ReplicaFetcher:
 
 
 def _positions(replica: Replica, requested: m.FetchPartition) -> dict[str, Any]:
-    """Return the fields of a log event about a truncation."""
+    """Return the fields of a replica for a log event about a truncation."""
     return {
         "topic": replica.topic,
         "partition": replica.partition,

@@ -23,13 +23,13 @@ _NONE: Mapping[int, Replica] = {}
 
 
 class HostedReplicas:
-    """The hosted replicas by topic id and partition, and the metadata image of the cluster."""
+    """The hosted replicas by topic id and partition, and the metadata image of the cluster. Iterable over replicas."""
 
     def __init__(self, image: MetadataImage) -> None:
         self.image = image
         self._replicas: dict[bytes, dict[int, Replica]] = {}
         self.unhosted: set[tuple[bytes, int]] = set()
-        """Partitions assigned to this broker whose logs the disk refused."""
+        """Topic id and number of each partition that is assigned to this broker but has no usable log here."""
         self._endpoints: dict[str, dict[int, NodeEndpoint]] = {}
 
     def __iter__(self) -> Iterator[Replica]:
@@ -37,7 +37,7 @@ class HostedReplicas:
             yield from list(replicas.values())
 
     def broker_epoch(self, broker_id: int) -> int:
-        """Return the epoch of a broker's registration in the image, or -1."""
+        """Return the epoch of a broker's registration in the image, or -1 if it is not registered."""
         broker = self.image.brokers.get(broker_id)
         return -1 if broker is None else broker.broker_epoch
 
@@ -62,7 +62,7 @@ class HostedReplicas:
         self._endpoints = {}
 
     def get(self, topic_id: bytes, partition: int) -> Replica | None:
-        """Return the replica, or None if it is not hosted."""
+        """Return the replica of a partition, or None if it is not hosted."""
         return self._replicas.get(topic_id, _NONE).get(partition)
 
     def add(self, replica: Replica) -> None:
@@ -77,10 +77,11 @@ class HostedReplicas:
             self._replicas.pop(replica.topic_id, None)
 
     def find_topic(self, topic_id: bytes, name: str) -> tuple[Mapping[int, Replica], ErrorCode]:
-        """Return the hosted replicas of a topic by partition. The topic is found by id, or by name if the id is empty.
+        """Return the hosted replicas of a topic by partition, and an error code.
 
-        The second item is NONE, UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION, or NOT_LEADER_OR_FOLLOWER without
-        metadata.
+        The topic is found by id, or by name if the id is empty. The code is NONE, UNKNOWN_TOPIC_ID (by id) or
+        UNKNOWN_TOPIC_OR_PARTITION (by name) if the metadata has no such topic, or NOT_LEADER_OR_FOLLOWER without
+        metadata. With an error there are no replicas.
         """
         if self.image.offset < 0:
             return _NONE, ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -96,8 +97,8 @@ class HostedReplicas:
     def missing_code(self, topic_id: bytes, name: str, partition: int) -> ErrorCode:
         """Return the error for a partition that is not hosted.
 
-        KAFKA_STORAGE_ERROR if its log cannot be opened, NOT_LEADER_OR_FOLLOWER if other brokers host it, else
-        UNKNOWN_TOPIC_OR_PARTITION.
+        KAFKA_STORAGE_ERROR if it is assigned to this broker but has no usable log, NOT_LEADER_OR_FOLLOWER if it exists
+        elsewhere, UNKNOWN_TOPIC_OR_PARTITION if the metadata has no such partition.
         """
         topic = self._topic(topic_id, name)
         if topic is not None and partition in topic.partitions:
@@ -107,7 +108,11 @@ class HostedReplicas:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     def require(self, topic_id: bytes, name: str, partition: int) -> Replica:
-        """Return the hosted replica. Raises KafkaError with the code of `find_topic` or `missing_code`."""
+        """Return the hosted replica, found by topic id, or by name if the id is empty.
+
+        Raises KafkaError: UNKNOWN_TOPIC_ID, UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER_OR_FOLLOWER without metadata or if
+        the partition is elsewhere, KAFKA_STORAGE_ERROR if its log is unusable.
+        """
         replicas, code = self.find_topic(topic_id, name)
         replica = replicas.get(partition)
         if replica is None:
@@ -118,7 +123,10 @@ class HostedReplicas:
     def leader_hint(
         self, code: int, topic_id: bytes, name: str, partition: int, replica: Replica | None = None
     ) -> LeaderIdAndEpoch | None:
-        """Return the leader of a partition for a response with error `code`, or None if there is no hint."""
+        """Return the leader of a partition for a response with error `code`.
+
+        Returns None unless `code` is in `HINTED`, and if no leader is known or `replica` is an isolated leader.
+        """
         if code not in HINTED:
             return None
         if replica is not None and replica.has_role:

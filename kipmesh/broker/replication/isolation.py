@@ -25,7 +25,9 @@ CHECKS = 10
 class Isolation:
     """Tracks when the active controller last responded. Belongs to the event loop.
 
-    Args: timeout_ms: the session timeout; now_ms: monotonic clock.
+    `is_isolated` is True if it has not responded within the session timeout. It is False before the registration.
+
+    Args: timeout_ms: the session timeout; now_ms: monotonic clock in ms.
     """
 
     hosted_replicas: HostedReplicas
@@ -42,7 +44,7 @@ class Isolation:
 
     @property
     def left_ms(self) -> int:
-        """Time until the broker is isolated; 0 if it is isolated or not registered."""
+        """Time in ms until the broker is isolated; 0 if it is isolated or not registered."""
         if self._responded_ms is None:
             return 0
         return max(isolated_at_ms(self._responded_ms, self._changed_ms, self.timeout_ms) - self.now_ms(), 0)
@@ -67,7 +69,7 @@ class Isolation:
             self.check_session_timeout()
 
     def check_session_timeout(self) -> None:
-        """Update `is_isolated`, and whether the replicas reject clients."""
+        """Update `is_isolated` and whether the replicas reject clients. Calls `on_change` if `is_isolated` changed."""
         is_isolated = self._responded_ms is not None and not self.left_ms
         has_changed = is_isolated != self.is_isolated
         self.is_isolated = is_isolated

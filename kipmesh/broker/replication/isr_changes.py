@@ -61,7 +61,10 @@ class IsrChanges:
         self._wake = asyncio.Event()
 
     def propose(self, replica: Replica, change: IsrChange) -> None:
-        """Send `change` soon. Ignored if the partition has a pending change or one was refused a moment ago."""
+        """Send `change` to the controller soon.
+
+        Ignored if the replica does not lead, has a pending change, or had one refused within `REFUSED_BACKOFF_MS`.
+        """
         leader = replica.leader
         if leader is None or leader.pending is not None:
             return
@@ -73,7 +76,7 @@ class IsrChanges:
         self._wake.set()
 
     async def run(self) -> None:
-        """Send proposed changes, until cancelled."""
+        """Send proposed changes and apply the responses, until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -156,12 +159,12 @@ class StartupIsrCheck:
         self._is_done = False
 
     def all_in_sync(self) -> bool:
-        """Whether all replicas are in sync, or were at some time since the start. Call it when the broker is ready."""
+        """Whether all replicas are in their ISRs, or were at an earlier call. Call it while the broker is ready."""
         self._is_done = self._is_done or not self.lagging()
         return self._is_done
 
     def lagging(self) -> int:
-        """Return how many of the broker's replicas should be in sync and are not. O(replicas)."""
+        """Return how many of the broker's replicas count and are not in the ISR, by the metadata image. O(replicas)."""
         image, node_id = self._hosted_replicas.image, self._node_id
         states = [image.partition(*key) for key in image.partitions_of_broker(node_id)]
         return sum(

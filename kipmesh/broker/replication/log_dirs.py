@@ -64,7 +64,10 @@ class LogDirs:
         self._wake = asyncio.Event()
 
     def directory_failed(self, path: str, error: StorageError) -> None:
-        """Record that a directory's disk failed. Callable from any thread."""
+        """Record that a directory's disk failed, so that `run` takes it offline. Callable from any thread.
+
+        Calls `on_failure` instead if it is the last online directory or has the metadata log.
+        """
         self._loop.call_soon_threadsafe(self._handle_failure, path, error)
 
     def _handle_failure(self, path: str, error: StorageError) -> None:
@@ -83,13 +86,13 @@ class LogDirs:
         self.on_failure(error)
 
     def report_recovered(self, replica: Replica) -> None:
-        """Report the directory of a replica that the metadata calls lost although its log is open."""
+        """Report to the controller the directory of a replica that the metadata calls lost although its log is open."""
         directory = self.log_manager.directory_of(replica.topic, replica.partition)
         if directory is not None and directory.directory_id:
             self._report(replica.key, directory.directory_id)
 
     def report_lost(self, key: PartitionKey) -> None:
-        """Report a replica as lost whose directory failed before the replica was hosted."""
+        """Report a replica to the controller as lost, because its directory failed before the replica was hosted."""
         self._report(key, LOST_DIRECTORY)
 
     def _report(self, key: PartitionKey, directory_id: bytes) -> None:

@@ -29,7 +29,7 @@ DELETE_INTERVAL_MS = 10_000
 
 @dataclass(eq=False)
 class Maintenance:
-    """Runs the maintenance jobs of one broker."""
+    """Runs the maintenance jobs of one broker. `now_ms` is the wall clock."""
 
     config: BrokerConfig
     hosted_replicas: HostedReplicas
@@ -41,7 +41,7 @@ class Maintenance:
     monotonic_ms: Callable[[], int]
 
     async def run(self) -> None:
-        """Run all jobs, until cancelled."""
+        """Run each job at its interval, until cancelled. Errors of the disk are logged."""
         config = self.config
         async with asyncio.TaskGroup() as group:
             for job, interval_ms in (
@@ -117,7 +117,7 @@ class Maintenance:
 
 @contextlib.contextmanager
 def _log_failure(replica: Replica, job: str) -> Iterator[None]:
-    """Log a failure of one log, so that it does not end the job for the others."""
+    """Return a context that logs a KafkaError of one replica, so that the job continues with the others."""
     try:
         yield
     except KafkaError as error:

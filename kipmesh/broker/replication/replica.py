@@ -42,7 +42,7 @@ class Disk:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     def close(self) -> None:
-        """Wait for the running work, cancel queued work and end the thread."""
+        """Wait for the running work, cancel queued work and end the thread. Blocks."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 
@@ -65,7 +65,7 @@ class DirtyReplicas:
         """Partitions whose high watermark changed since the last checkpoint."""
 
     def remove(self, replica: Replica) -> None:
-        """Remove a replica that this broker no longer hosts."""
+        """Remove a replica that this broker no longer hosts. Its subscriptions stay."""
         for table in (self.behind, self.unflushed, self.high_watermarks):
             table.pop(replica, None)
 
@@ -75,7 +75,10 @@ class DirtyReplicas:
         return any(replica.must_checkpoint for replica in self.high_watermarks)
 
     async def checkpoint_high_watermarks(self, log_manager: LogManager, disk: Disk) -> None:
-        """Write the high watermarks that changed. Raises KafkaError; the next call then writes them again."""
+        """Write the changed high watermarks to disk. Logs that refused appends because of this accept them again.
+
+        Raises KafkaError if the disk fails; the next call then writes them again.
+        """
         moved, self.high_watermarks = self.high_watermarks, {}
         if not moved:
             return
@@ -92,7 +95,7 @@ class DirtyReplicas:
 
 
 class AckWaiter(NamedTuple):
-    """A produce request that waits until the high watermark is above `offset`."""
+    """A write that waits until the high watermark is above `offset`. `done` receives the result."""
 
     offset: int
     done: Callable[[ErrorCode], None]
@@ -154,7 +157,7 @@ class Replica:
         self._key = partition_key(self.topic_id, self.partition)
 
     def _changed(self, change: int) -> None:
-        """Notify the fetch sessions and waiting fetches that contain this partition."""
+        """Notify the fetch sessions and waiting fetches that contain this partition. `change`: bits such as LOG_END."""
         self.dirty_replicas.subscriptions.changed(self._key, self.topic, change)
 
     # --- roles -----------------------------------------------------------------------------------------------------
@@ -199,7 +202,10 @@ class Replica:
         self._changed(LEADERSHIP)
 
     def become_follower(self, state: PartitionState) -> None:
-        """Follow `state.leader`, or no broker if it is -1."""
+        """Follow `state.leader`, or no broker if it is -1.
+
+        Pending produce and DeleteRecords requests fail with NOT_LEADER_OR_FOLLOWER.
+        """
         if self.leader is not None or state.leader_epoch != self._watermarks.leader_epoch:
             self._watermarks = FollowerWatermarks.start(state.leader_epoch, self.high_watermark)
         self._drop_leadership()
@@ -216,7 +222,7 @@ class Replica:
                 delete.done.set_result(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def stop(self) -> None:
-        """Give up the role and fail pending requests with NOT_LEADER_OR_FOLLOWER, before this broker unhosts it."""
+        """Give up the role and fail pending requests with NOT_LEADER_OR_FOLLOWER, before the replica is unhosted."""
         self._drop_leadership()
         self.leader_id, self.has_role = -1, False
         self.dirty_replicas.remove(self)
@@ -239,9 +245,10 @@ class Replica:
             raise KafkaError(code, f"{self} is in leader epoch {self.leader_epoch}, got {current_leader_epoch}")
 
     def require_leader(self, current_leader_epoch: int = -1) -> PartitionLeader:
-        """Return the leader's state.
+        """Return the leadership state of this replica.
 
-        Raises KafkaError: NOT_LEADER_OR_FOLLOWER, or FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH of `check_epoch`.
+        Raises KafkaError: FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH as in `check_epoch`, NOT_LEADER_OR_FOLLOWER if
+        the replica does not lead.
         """
         self.require_epoch(current_leader_epoch)
         if self.leader is None:
@@ -255,7 +262,7 @@ class Replica:
         return m.LeaderIdAndEpoch(-1 if is_unknown else self.leader_id, self.leader_epoch)
 
     def set_rejects_clients(self, rejects_clients: bool) -> None:
-        """Start or stop to redirect producers and consumers."""
+        """Set whether producers and consumers are refused. A change wakes waiting fetches."""
         if rejects_clients != self.rejects_clients:
             self.rejects_clients = rejects_clients
             self._changed(LEADERSHIP)
@@ -270,7 +277,7 @@ class Replica:
 
     @property
     def leader_high_watermark(self) -> int:
-        """The leader's high watermark; on a follower the last value received (392-01). Responses carry it."""
+        """The leader's high watermark; on a follower the last value received (392-01). Fetch responses have it."""
         return self.high_watermark if self.leader is not None else self._watermarks.leader
 
     @property
@@ -283,8 +290,9 @@ class Replica:
     def append(self, batch: bytes, acks: int, now_ms: int) -> AppendInfo:
         """Append a producer's batch with the given `acks`. `now_ms` is wall time.
 
-        Raises KafkaError: NOT_LEADER_OR_FOLLOWER, NOT_ENOUGH_REPLICAS (acks=all and the ISR is below
-        `min.insync.replicas`), KAFKA_STORAGE_ERROR, or the error of the log's validation.
+        Raises KafkaError: NOT_LEADER_OR_FOLLOWER if the replica does not lead or rejects clients, NOT_ENOUGH_REPLICAS
+        if `acks` is -1 and the ISR is below `min.insync.replicas`, KAFKA_STORAGE_ERROR if the log refuses appends, or
+        an error of `Log.append_as_leader`.
         """
         leader = self.require_leader()
         self.require_clients_accepted()
@@ -325,17 +333,17 @@ class Replica:
         return None
 
     def cancel_ack_waiter(self, waiter: AckWaiter) -> None:
-        """Drop the waiter of a produce request that timed out."""
+        """Drop a waiter, without a call of its `done`. No effect if it has completed."""
         if waiter in self._ack_waiters:
             self._ack_waiters.remove(waiter)
 
     def brokers_changed(self) -> None:
-        """Recompute the high watermark after brokers were fenced or unfenced; it ignores fenced joining replicas."""
+        """Recompute a leader's high watermark, which ignores fenced joining replicas, after brokers were (un)fenced."""
         if self.leader is not None and self.leader.advance(self.monotonic_ms()):
             self._high_watermark_moved(self.leader)
 
     def isr_changed(self, isr: Collection[int], partition_epoch: int) -> None:
-        """Apply the ISR that the controller confirmed in `partition_epoch`."""
+        """Apply the ISR that the controller confirmed in `partition_epoch`. No effect unless the replica leads."""
         leader = self.leader
         if leader is None:
             return
@@ -350,7 +358,7 @@ class Replica:
         self._check_deleted()
 
     def replicas_changed(self, replicas: Sequence[int], min_insync_replicas: int) -> None:
-        """Apply a changed assignment or `min.insync.replicas`."""
+        """Apply a changed assignment or `min.insync.replicas`. No effect unless the replica leads."""
         leader = self.leader
         if leader is None:
             return
@@ -372,7 +380,8 @@ class Replica:
     def check_lag(self, now_ms: int) -> tuple[bool, IsrChange | None]:
         """Recompute which followers are in sync at `now_ms` (monotonic).
 
-        Returns whether followers may still fall behind, and the ISR without laggards to propose, or None.
+        Returns whether followers may lack records, so that the check must be repeated, and the ISR change that removes
+        laggards, or None if there are none. Returns (False, None) unless the replica leads.
         """
         leader = self.leader
         if leader is None or not leader.has_followers_behind:
@@ -397,7 +406,7 @@ class Replica:
             self.dirty_replicas.high_watermarks[self] = None
 
     def checkpointed(self, high_watermark: int) -> None:
-        """Record that `high_watermark` is on disk. The current value may have moved since."""
+        """Record that `high_watermark` is on disk. Appends are allowed again unless the current one is lower."""
         if high_watermark <= self.high_watermark:
             self.must_checkpoint = False
 
@@ -421,12 +430,12 @@ class Replica:
     # --- fetches of followers ----------------------------------------------------------------------------------------
 
     def isr_to_join(self, replica_id: int) -> IsrChange | None:
-        """Return the ISR change that adds this follower if it is in sync, else None."""
+        """Return the ISR change that adds this follower, or None if it may not join or the replica does not lead."""
         leader = self.leader
         return leader.isr_to_join(replica_id) if leader is not None and replica_id in leader.followers else None
 
     def follower_left(self, replica_id: int) -> None:
-        """Record that the session of a follower no longer contains this partition (227-07)."""
+        """Record on a leader that the fetch session of a follower no longer contains this partition (227-07)."""
         if self.leader is not None:
             self.leader.follower_left(replica_id)
 
@@ -462,8 +471,8 @@ class Replica:
     ) -> None:
         """Record that the log of follower `replica_id` ends at the request's fetch offset.
 
-        Raises KafkaError: NOT_LEADER_OR_FOLLOWER if that broker has no replica, OFFSET_OUT_OF_RANGE outside of this
-        log.
+        May advance the high watermark. `fetches` is the state of the follower's fetch session, if any. Raises
+        KafkaError: NOT_LEADER_OR_FOLLOWER if that broker has no replica, OFFSET_OUT_OF_RANGE outside of this log.
         """
         if replica_id not in leader.followers:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"broker {replica_id} has no replica of {self}")
@@ -481,9 +490,11 @@ class Replica:
     # --- following -------------------------------------------------------------------------------------------------
 
     def append_from_leader(self, data: m.PartitionData, now_ms: int) -> int:
-        """Append the records of the leader's response and apply its offsets; return the bytes appended.
+        """Append the records of the leader's response and apply its log start and high watermark.
 
-        Raises KafkaError: KAFKA_STORAGE_ERROR, or the error of the log's validation.
+        Returns the number of bytes appended, which may be 0. `now_ms` is wall time. Raises KafkaError:
+        KAFKA_STORAGE_ERROR if the disk fails or the log refuses appends, CORRUPT_MESSAGE if a batch is corrupt or does
+        not continue the log.
         """
         size = 0
         if data.records:
@@ -502,7 +513,8 @@ class Replica:
     def update_leader_high_watermark(self, high_watermark: int, change: int = 0) -> None:
         """Record the leader's high watermark, even from a response that is otherwise discarded.
 
-        Records below it are in the log of every later leader. `change` has further changes to notify sessions of.
+        Raises this replica's own high watermark, as far as its log reaches. `change` has bits of further changes to
+        notify fetch sessions of.
         """
         before = self._watermarks
         self._watermarks = before.observe_leader(high_watermark, self.log.log_end_offset)
@@ -513,14 +525,20 @@ class Replica:
             self._changed(change)
 
     def raise_log_start(self, offset: int) -> None:
-        """Delete the records below `offset`; a lower offset has no effect. Raises KafkaError."""
+        """Raise the log start to `offset`, which hides the records below it; a lower offset has no effect.
+
+        Raises KafkaError: OFFSET_OUT_OF_RANGE above the log end, KAFKA_STORAGE_ERROR if the log has failed.
+        """
         before = self.log.log_start_offset
         self.log.increment_log_start_offset(offset)
         if self.log.log_start_offset != before:
             self._changed(LOG_START)
 
     def retain(self, now_ms: int) -> int:
-        """Roll a segment that is due and delete expired ones; return the number deleted. Raises KafkaError."""
+        """Roll a segment that is due and delete expired ones. Returns the number of deleted segments.
+
+        `now_ms` is wall time. Raises KafkaError with KAFKA_STORAGE_ERROR.
+        """
         before = self.log.log_start_offset
         self.log.maybe_roll(now_ms)
         self.dirty_replicas.unflushed[self] = None
@@ -541,7 +559,10 @@ class Replica:
         self.dirty_replicas.unflushed[self] = None
 
     def truncate_diverged(self, diverging: m.EpochEndOffset) -> int:
-        """Truncate to the leader's diverging epoch (REP-01); return the new log end offset. Raises StorageError."""
+        """Truncate by the diverging epoch of the leader's response (REP-01) and return the new log end offset.
+
+        Raises StorageError.
+        """
         local = self.log.end_offset_for_epoch(diverging.epoch)
         self._truncate(truncation_offset(diverging, local, self.log.log_end_offset))
         return self.log.log_end_offset
@@ -561,7 +582,7 @@ class Replica:
         """After OFFSET_OUT_OF_RANGE, restart at the leader's log start if the two logs have no record in common.
 
         That is the case if this log ends below the leader's start, or is empty beyond the leader's high watermark.
-        Returns whether the log was restarted. Raises StorageError.
+        The own high watermark is then `leader_start`. Returns whether the log was restarted. Raises StorageError.
         """
         log = self.log
         is_empty_beyond = log.log_start_offset == log.log_end_offset > leader_high_watermark

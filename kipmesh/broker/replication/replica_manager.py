@@ -55,8 +55,8 @@ class ReplicaManager:
     """Owns the hosted replicas, the creation and deletion of their logs, and the fetchers.
 
     Args: now_ms: wall clock; monotonic_ms: clock for lag; broker_epoch: returns the epoch of this broker's
-    registration; on_task_done: receives each fetcher's task when it ends; on_reachability_changed: see
-    `ReplicaFetcher`.
+    registration; on_task_done: receives each fetcher's task when it ends; on_reachability_changed: receives a leader
+    id and whether its fetcher cannot reach it.
     """
 
     config: BrokerConfig
@@ -83,7 +83,10 @@ class ReplicaManager:
         self._is_first = True
 
     async def apply(self, image: MetadataImage, delta: MetadataDelta) -> None:
-        """Make this broker host what `image` assigns to it. `delta` names the changes since the last call."""
+        """Make this broker host what `image` assigns to it. `delta` names the changes since the last call.
+
+        A log that cannot be created or opened is logged and left to `retry`.
+        """
         if delta.changed_brokers or image is not self.hosted_replicas.image:
             self.hosted_replicas.brokers_changed()
         self.hosted_replicas.image = image
@@ -98,7 +101,7 @@ class ReplicaManager:
         self._is_first = False
 
     async def retry(self) -> None:
-        """Try again to host the partitions that the disk refused. Called by the task that calls `apply`."""
+        """Try again to host the partitions whose logs could not be created. Call it in the task that calls `apply`."""
         if self.hosted_replicas.unhosted:
             await self._host(self._assignments(self.hosted_replicas.image, set(self.hosted_replicas.unhosted)))
 
@@ -123,7 +126,7 @@ class ReplicaManager:
     async def _delete(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Delete the logs of deleted topics and of partitions that moved away.
 
-        The first call sets aside every log that the metadata does not assign to this broker.
+        The first call instead renames and keeps every log that the metadata does not assign to this broker.
         """
         candidates = {(topic.name, partition) for topic in delta.deleted_topics for partition in topic.partitions}
         candidates.update(self._moved_away(image, delta.changed_partitions))
@@ -217,7 +220,7 @@ class ReplicaManager:
         return is_led and all(directory.is_online for directory in self.log_manager.directories)
 
     def drop_failed(self) -> list[PartitionKey]:
-        """Stop hosting the replicas whose logs have failed and return their keys."""
+        """Stop hosting the replicas whose logs have failed. Returns their topic ids and partition numbers."""
         failed = [replica for replica in self.hosted_replicas if replica.log.failed is not None]
         for replica in failed:
             self._unhost(replica)
@@ -378,7 +381,7 @@ class ReplicaManager:
     # --- offsets and shutdown ----------------------------------------------------------------------------------------
 
     def log_ends(self, partitions: Iterable[TopicIdPartition]) -> list[PartitionLogEnd]:
-        """Return the last epoch and log end offset of each of these partitions that is hosted."""
+        """Return the last leader epoch in the log and the log end offset of each of `partitions` that is hosted."""
         ends = []
         for one in partitions:
             replica = self.hosted_replicas.get(one.topic_id, one.partition)
@@ -392,7 +395,10 @@ class ReplicaManager:
         return {(replica.topic, replica.partition): replica.high_watermark for replica in self.hosted_replicas}
 
     async def stop(self, *, is_clean: bool) -> None:
-        """Stop fetching and fail pending requests. A clean stop also closes the fetch sessions at the leaders."""
+        """Stop fetching and fail pending requests with NOT_LEADER_OR_FOLLOWER. The logs stay open.
+
+        A clean stop also closes the fetch sessions at the leaders.
+        """
         fetchers, self._fetchers = list(self._fetchers.values()), {}
         for fetcher in fetchers:
             await fetcher.stop()

@@ -25,7 +25,7 @@ WAIT_S_MAX = 1.0
 
 @dataclass(eq=False)
 class ReplicationThrottle:
-    """The replication throttle of one broker. Belongs to the event loop."""
+    """The throttle of one broker for replicas that a reassignment adds. Belongs to the event loop."""
 
     config: BrokerConfig
     hosted_replicas: HostedReplicas
@@ -61,10 +61,10 @@ class ReplicationThrottle:
             self._adding.discard(replica)
 
     def applies_to(self, replica: Replica) -> bool:
-        """Whether the replica is being added and lacks records below the last high watermark received.
+        """Whether the replica is being added, and is empty or lacks records below the last high watermark received.
 
-        A replica that has all of them is about to join the ISR. Its leader may already count it and hold back the high
-        watermark until it fetches (REP-02), so it must not wait.
+        A replica that has all these records is about to join the ISR. Its leader may already count it and hold back the
+        high watermark until it fetches (REP-02), so it must not wait.
         """
         if replica not in self._adding:
             return False
@@ -77,7 +77,7 @@ class ReplicationThrottle:
 
     @property
     def wait_s(self) -> float:
-        """Seconds to wait until there is room."""
+        """Seconds to wait before `has_room` is called again, from 0.01 to `WAIT_S_MAX`."""
         return min(max(self._limited().wait_ms(self.monotonic_ms()) / 1000, 0.01), WAIT_S_MAX)
 
     def received(self, replica: Replica, size_bytes: int, *, was_throttled: bool) -> None:

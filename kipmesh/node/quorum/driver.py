@@ -147,7 +147,7 @@ class Flusher:
         self._task: asyncio.Task[None] | None = None
 
     def flush(self) -> None:
-        """Make the current content of the log durable."""
+        """Start to make the current content of the log durable. Returns immediately; `on_flushed` reports the end."""
         self._is_wanted = True
         if self._task is None and not self.has_ended:
             self._task = asyncio.create_task(self._flush_all())
@@ -173,7 +173,7 @@ class Flusher:
             self._task = None
 
     def end(self) -> None:
-        """Start no further flush."""
+        """Start no further flush. One that runs continues."""
         self.has_ended = True
 
     async def ended(self) -> None:
@@ -184,7 +184,7 @@ class Flusher:
 
 @dataclass(eq=False, repr=False)
 class QuorumDriver:
-    """Runs one replica of the quorum within one event loop. See the module.
+    """Runs one replica of the metadata quorum, its state machine with files and connections, in one event loop.
 
     Args: listener: receives state, commits and log changes; on_failure: called once, with the first fatal error;
     jitter: returns a random number in [0, 1) for election timeouts.
@@ -264,7 +264,8 @@ class QuorumDriver:
         """Append one batch as the leader of `epoch` and return the new log end offset. The batch is not yet committed.
 
         Raises KafkaError: NOT_CONTROLLER if this node does not lead `epoch`, or an election is being written;
-        KAFKA_STORAGE_ERROR (full disk) or CORRUPT_MESSAGE if the log refused the batch and is unchanged.
+        KAFKA_STORAGE_ERROR (full disk) or CORRUPT_MESSAGE if the log refused the batch and is unchanged;
+        KAFKA_STORAGE_ERROR also if the driver failed during the append.
         """
         if self._is_stepping or self._persisting or not self.is_leader or epoch != self.epoch:
             raise self._not_controller(epoch)
@@ -287,11 +288,14 @@ class QuorumDriver:
         return KafkaError(ErrorCode.NOT_CONTROLLER, f"controller {leader.id} ({leader.address}) is active")
 
     def resign(self) -> None:
-        """Give up leadership, if this node leads."""
+        """Give up leadership of the quorum. No effect if this node does not lead."""
         self.post(raft.ResignRequested())
 
     async def stop(self) -> None:
-        """Resign, notify the successors, complete pending requests and make the log durable. Idempotent."""
+        """Resign, notify the successors, complete pending requests and make the log durable. Idempotent.
+
+        Only logs if the log cannot be made durable. After a fatal error nothing is sent or written.
+        """
         self._stopping = self._stopping or asyncio.create_task(self._stop())
         await asyncio.shield(self._stopping)
 
@@ -458,7 +462,7 @@ class QuorumDriver:
         self.post(raft.SnapshotFetchProgress())
 
     def snapshot_failed(self, *, corrupt: bool) -> None:
-        """Return to Fetch; `corrupt` counts an invalid snapshot."""
+        """End a failed snapshot transfer, so that the replica sends Fetch again. Counts `corrupt` snapshots."""
         self.corrupt_snapshots += corrupt
         self.post(raft.SnapshotFetchFailed())
 

@@ -88,7 +88,7 @@ class MetadataLoader:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the image matches the log, so that it can be read."""
+        """Whether the image matches the log, so that it can be read. False while it is being loaded or has failed."""
         return not self._must_load and not self.image.failed and self._failure is None
 
     @property
@@ -104,7 +104,7 @@ class MetadataLoader:
         self._task = asyncio.create_task(self._run(), name="metadata-loader")
 
     async def stop(self) -> None:
-        """Stop the task at its next step, and the snapshot maker. Idempotent."""
+        """Stop the task at its next step and the snapshot maker, and wait for both. Idempotent."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):

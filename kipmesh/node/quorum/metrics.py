@@ -26,7 +26,7 @@ _BUCKETS_MS = (1, 5, 10, 50, 100, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_0
 
 
 class SnapshotSeen(NamedTuple):
-    """A snapshot that this node made, fetched or loaded. Unknown numbers are None."""
+    """A snapshot that this node made, fetched or loaded. `records`, `size_bytes` and `took_ms` are None if unknown."""
 
     event: str
     """`made`, `fetched` or `loaded`."""
@@ -77,14 +77,14 @@ class QuorumMetrics:
         return Gauge(name, text, registry=self._registry)
 
     def snapshot_made(self, snapshot_id: SnapshotId, records: int, size_bytes: int, took_ms: int) -> None:
-        """Record that this node has written a snapshot."""
+        """Record that this node has written a snapshot of `size_bytes` in `took_ms`."""
         self._made_s = time.monotonic()
         self.generate_ms.observe(took_ms)
         self.snapshot_bytes.set(size_bytes)
         self._notify(SnapshotSeen("made", snapshot_id, records, size_bytes, took_ms))
 
     def snapshot_served(self, response: FetchSnapshotResponse) -> None:
-        """Count a FetchSnapshot response to another replica."""
+        """Count a FetchSnapshot response to another replica: its error codes and its bytes."""
         parts = [part for topic in response.topics for part in topic.partitions]
         for code in [response.error_code] if response.error_code else [part.error_code for part in parts]:
             self._requests_served.labels(ErrorCode.of(code).name).inc()
@@ -97,7 +97,7 @@ class QuorumMetrics:
         self._notify(SnapshotSeen("loaded", snapshot_id, records, size_bytes, took_ms))
 
     def snapshot_fetched(self, snapshot_id: SnapshotId, size_bytes: int | None, took_ms: int | None) -> None:
-        """Record that a snapshot of the leader has replaced the log."""
+        """Record that a snapshot fetched from the leader has replaced the log. Unknown numbers are None."""
         self._notify(SnapshotSeen("fetched", snapshot_id, None, size_bytes, took_ms))
 
     def _notify(self, seen: SnapshotSeen) -> None:
@@ -113,7 +113,7 @@ class QuorumMetrics:
             return max(0, quorum.high_watermark - (latest.end_offset if latest else 0))
 
         def vote() -> int:
-            """A leader has voted for itself, although its election state omits that."""
+            """Return the id of the voted candidate: for a leader itself, although its election state omits that."""
             return machine.config.node_id if machine.state is State.LEADER else machine.election.voted_id
 
         def observers() -> int:
@@ -142,7 +142,7 @@ class QuorumMetrics:
 
 
 class _QuorumCollector(Collector):
-    """Metrics with labels, and the counter of corrupt snapshots, which has several sources."""
+    """A `Collector` of the metrics with labels, and of the number of corrupt snapshots from all sources."""
 
     def __init__(self, metrics: QuorumMetrics, quorum: QuorumDriver) -> None:
         self._metrics = metrics

@@ -22,20 +22,20 @@ _TOPICS_PER_STEP = 200
 
 
 class Pace:
-    """The time slices of one task."""
+    """Splits the work of one task into slices of `SLICE_S`."""
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
 
     async def give_way(self) -> None:
-        """Yield to the event loop if the slice is used up, and start the next slice."""
+        """Yield to the event loop and start the next slice if the current one is used up, else do nothing."""
         if time.perf_counter() - self._start >= SLICE_S:
             await asyncio.sleep(0)
             self._start = time.perf_counter()
 
 
 class _Collector:
-    """Users of `collector_off`. Shared by the process, because the garbage collector is."""
+    """State of `collector_off`: how many contexts are entered, and whether the collector was enabled before."""
 
     users = 0
     was_enabled = False
@@ -43,7 +43,10 @@ class _Collector:
 
 @contextlib.contextmanager
 def collector_off() -> Iterator[None]:
-    """Disable the garbage collector until the last user leaves the context. It then ignores all existing objects."""
+    """Disable the garbage collector within the context. It stays disabled while others are in such a context.
+
+    When it is enabled again, it ignores all objects that exist then.
+    """
     if _Collector.users == 0:
         gc.collect(1)
         _Collector.was_enabled = gc.isenabled()
@@ -59,7 +62,7 @@ def collector_off() -> Iterator[None]:
 
 
 def freeze() -> None:
-    """Make collections ignore all existing objects. Takes about 1 ms."""
+    """Make garbage collections ignore all existing objects. Takes about 1 ms."""
     if gc.isenabled():  # otherwise the youngest generation has everything since the collector was disabled
         gc.collect(0)
     gc.freeze()

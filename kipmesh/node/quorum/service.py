@@ -31,9 +31,10 @@ PARTITIONS_MAX = 100
 
 @dataclass(eq=False)
 class QuorumService:
-    """Request handlers for one driver. Waiting fetches complete when the driver stops.
+    """Handlers of the service Quorum for one driver. Waiting fetches complete when the driver stops.
 
-    Args: served: called with each FetchSnapshot response; snapshot_response_bytes_max: limit of such a response.
+    Args: served: called with each FetchSnapshot response; snapshot_response_bytes_max: maximum bytes
+    of such a response.
     """
 
     driver: QuorumDriver
@@ -46,17 +47,17 @@ class QuorumService:
         request: m.VoteRequest | m.BeginQuorumEpochRequest | m.EndQuorumEpochRequest,
         context: RequestContext,
     ) -> Response:
-        """Handle Vote (52), BeginQuorumEpoch (53) and EndQuorumEpoch (54)."""
+        """Handle Vote (52), BeginQuorumEpoch (53) and EndQuorumEpoch (54). Errors are in the response."""
         return await self.driver.request(request)
 
     begin_quorum_epoch = end_quorum_epoch = vote
 
     async def fetch(self, request: m.FetchRequest, context: RequestContext) -> Response:
-        """Handle Fetch (1) of `__cluster_metadata-0` from replicas and consumers."""
+        """Handle Fetch (1) of `__cluster_metadata-0` from replicas and consumers. Waits at most `FETCH_MAX_WAIT_MS`."""
         return await self.driver.request(request._replace(max_wait_ms=min(request.max_wait_ms, FETCH_MAX_WAIT_MS)))
 
     async def fetch_snapshot(self, request: m.FetchSnapshotRequest, context: RequestContext) -> m.FetchSnapshotResponse:
-        """Handle FetchSnapshot (59), and count it."""
+        """Handle FetchSnapshot (59), and pass the response to `served`."""
         response = await self.serve_snapshot(request)
         if self.served is not None:
             self.served(response)
@@ -65,7 +66,8 @@ class QuorumService:
     async def serve_snapshot(self, request: m.FetchSnapshotRequest) -> m.FetchSnapshotResponse:
         """Return the response to FetchSnapshot; the files are read on a thread.
 
-        Top-level errors: NOT_LEADER_OR_FOLLOWER after the end, INVALID_REQUEST for more than PARTITIONS_MAX partitions.
+        Top-level errors: NOT_LEADER_OR_FOLLOWER after the driver has ended, INVALID_REQUEST for more than
+        PARTITIONS_MAX partitions, and those of `read_snapshot`.
         """
         driver = self.driver
         if driver.has_ended:
@@ -82,7 +84,10 @@ class QuorumService:
     async def describe_quorum(
         self, request: m.DescribeQuorumRequest, context: RequestContext
     ) -> m.DescribeQuorumResponse:
-        """Handle DescribeQuorum (55). A request without topics describes the metadata partition."""
+        """Handle DescribeQuorum (55). A request without topics describes the metadata partition.
+
+        Top-level error: INVALID_REQUEST for more than DESCRIBED_PARTITIONS_MAX partitions.
+        """
         if sum(max(1, len(topic.partition_indexes)) for topic in request.topics) > DESCRIBED_PARTITIONS_MAX:
             return m.DescribeQuorumResponse(error_code=ErrorCode.INVALID_REQUEST)
         return self.driver.describe(request)
@@ -107,7 +112,8 @@ def read_snapshot(
 ) -> m.FetchSnapshotResponse:
     """Return the response to FetchSnapshot with bytes from `store`. Blocks on file I/O.
 
-    A disk error is returned as an error code. `leader` and `is_leader` are those at the arrival of the request.
+    Top-level errors: INCONSISTENT_CLUSTER_ID, and KAFKA_STORAGE_ERROR if the disk fails. A snapshot that was deleted
+    meanwhile returns SNAPSHOT_NOT_FOUND. `leader` and `is_leader` are those at the arrival of the request.
     """
 
     def size_of(snapshot_id: m.SnapshotId) -> int | None:

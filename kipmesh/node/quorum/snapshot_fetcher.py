@@ -65,7 +65,7 @@ class _TransferError(Exception):
 
 @dataclass(eq=False, repr=False)
 class SnapshotFetcher:
-    """One transfer, from `start` until its result is reported or `cancel` is called."""
+    """The transfer of one snapshot from the leader, from `start` until its result is reported or `cancel` is called."""
 
     config: RaftConfig
     replica: QuorumReplica

@@ -52,11 +52,11 @@ def retention_limits(config: NodeConfig) -> RetentionLimits:
 
 
 class _DroppedError(Exception):
-    """The snapshot is no longer valid for this log, or no longer needed."""
+    """Raised in the task of a pending snapshot after `drop`: it is no longer valid for this log, or not needed."""
 
 
 class _PendingSnapshot:
-    """A snapshot that is being made."""
+    """A snapshot that is being made, and whether it was dropped."""
 
     def __init__(self, captured: CapturedImage) -> None:
         self.captured = captured
@@ -65,7 +65,7 @@ class _PendingSnapshot:
         self.changed = asyncio.Event()
 
     def drop(self, reason: str) -> None:
-        """Stop at the next slice and delete the file."""
+        """Make the task of the snapshot stop at its next slice and delete the file. The first `reason` is logged."""
         self.dropped = self.dropped or reason
         self.changed.set()
 
@@ -77,9 +77,10 @@ class _PendingSnapshot:
 
 @dataclass(eq=False, repr=False)
 class SnapshotMaker:
-    """Snapshots and cleaning for one `MetadataLoader`, within one event loop.
+    """Makes snapshots for one `MetadataLoader` and cleans the metadata log, within one event loop.
 
-    Args: on_failure: called with an unexpected error; clean_interval_s: maximum time between two cleanings.
+    Cleaning raises the log start and deletes older segments and snapshots. Args: on_failure: called with an unexpected
+    error; clean_interval_s: maximum time between two cleanings.
     """
 
     quorum: QuorumDriver
@@ -101,7 +102,7 @@ class SnapshotMaker:
     # -- notifications of the loader, which must not block
 
     def start(self) -> None:
-        """Start the periodic cleaning."""
+        """Start the periodic cleaning of the metadata log."""
         self._tasks.spawn(self._clean_periodically(), "metadata-clean")
 
     def loaded(self, records: int | None) -> None:
@@ -125,7 +126,7 @@ class SnapshotMaker:
         self._tasks.spawn(self._make(pending, reason), "metadata-snapshot")
 
     def committed(self) -> None:
-        """Check whether the high watermark has reached the end of the pending snapshot."""
+        """Let the pending snapshot check whether the high watermark has reached its end offset."""
         if self._pending is not None:
             self._pending.changed.set()
 
@@ -135,19 +136,19 @@ class SnapshotMaker:
             self._pending.drop(f"the log was truncated to {offset}")
 
     def snapshot_installed(self, snapshot_id: SnapshotId) -> None:
-        """Drop the pending snapshot, because a fetched one has replaced the log, and clean soon."""
+        """Drop the pending snapshot, because a fetched one has replaced the log, and clean the log soon."""
         if self._pending is not None:
             self._pending.drop(f"a snapshot of the leader with end offset {snapshot_id.end_offset} was installed")
         self._clean_soon.set()
 
     def image_failed(self) -> None:
-        """Make no more snapshots (630-15)."""
+        """Drop the pending snapshot, and make no more snapshots (630-15)."""
         self._is_ended = True
         if self._pending is not None:
             self._pending.drop("the image failed")
 
     async def stop(self) -> None:
-        """Cancel all work, and wait for operations on threads."""
+        """Cancel the pending snapshot and the cleaning, and wait for operations on threads."""
         self._is_ended = True
         await self._tasks.cancel()
 

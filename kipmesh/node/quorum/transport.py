@@ -72,16 +72,17 @@ class _Peer:
         return response
 
     def drop_stream(self) -> None:
-        """Cancel the fetch stream; a fetch in flight fails."""
+        """Cancel the fetch stream, if any; a fetch in flight fails."""
         if self._stream is not None:
             self._stream.cancel()
         self._stream, self._is_fetching = None, False
 
 
 class Transport:
-    """Requests of one replica to the voters. See the module.
+    """Sends the requests of one quorum replica to the voters, each in its own task.
 
-    Args: post: receives the result of each request; on_defect: called with an error that is not a peer's failure.
+    Args: post: receives a `ResponseReceived` or `RequestFailed` for each request; on_defect: called with an unexpected
+    error.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Transport:
         self._tasks = BackgroundTasks(on_defect)
 
     def send(self, effect: Send) -> None:
-        """Send a request to the voter `effect.node_id` in a new task."""
+        """Send a request to the voter `effect.node_id` in a new task. `post` receives the result."""
         self._tasks.spawn(self._exchange(effect, self._peers[effect.node_id]))
 
     async def _exchange(self, effect: Send, peer: _Peer) -> None:
