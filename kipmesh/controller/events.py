@@ -60,7 +60,7 @@ def _log_record(image: MetadataImage, record: r.Record) -> None:
         case r.BrokerRegistrationChangeRecord():
             log.info(
                 "broker state changed",
-                state={1: "fenced", -1: "unfenced", 0: "shutting down"}[record.fenced],
+                state=_broker_state(record),
                 broker_id=record.broker_id,
                 broker_epoch=record.broker_epoch,
                 in_controlled_shutdown=bool(record.in_controlled_shutdown),
@@ -79,6 +79,12 @@ def _log_record(image: MetadataImage, record: r.Record) -> None:
             log.info("credential changed", user=record.name, mechanism=mechanism, is_deleted=is_deleted)
         case r.UnregisterBrokerRecord():
             log.info("broker unregistered", broker_id=record.broker_id, broker_epoch=record.broker_epoch)
+
+
+def _broker_state(record: r.BrokerRegistrationChangeRecord) -> str:
+    if record.fenced:
+        return "fenced" if record.fenced > 0 else "unfenced"
+    return "shutting down" if record.in_controlled_shutdown else "log directories changed"
 
 
 def _log_elections(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -420,3 +421,20 @@ def test_elections_of_fencing_event_are_counted_and_logged(three: Controller) ->
     with capture_logs() as lines:
         assert log_decided(three.image, [proof], [None], apply(three.image, [proof])) == (0, 0)
     assert lines == []
+
+
+@pytest.mark.usefixtures("default_structlog")
+@pytest.mark.parametrize(
+    ("change", "state"),
+    [
+        ({"fenced": 1}, "fenced"),
+        ({"fenced": -1}, "unfenced"),
+        ({"in_controlled_shutdown": 1}, "shutting down"),
+        ({"log_dirs": [b"d" * 16]}, "log directories changed"),
+    ],
+)
+def test_broker_state_event_names_the_change(change: dict[str, Any], state: str) -> None:
+    record = r.BrokerRegistrationChangeRecord(1, 7, **change)
+    with capture_logs() as events:
+        log_decided(MetadataImage(), [record], [None], MetadataDelta())
+    assert [event["state"] for event in events] == [state]
