@@ -36,5 +36,5 @@ class RequestContext(NamedTuple):
         return self.version is not None and self.version < version
 
     def respond_within(self, limit_s: float) -> float:
-        """Return how long a handler may take: `limit_s`, or 90 % of the caller's deadline if that is shorter."""
+        """Return the seconds that a handler may take: `limit_s`, or 90 % of `time_left_s` if that is shorter."""
         return limit_s if self.time_left_s is None else min(limit_s, _RESPONSE_SHARE * self.time_left_s)

@@ -37,7 +37,7 @@ class ControlType(IntEnum):
 
 
 def encode_control(value: Message) -> tuple[bytes, bytes]:
-    """Return key and value of a control record in version 0."""
+    """Return (key, value) of a control record in version 0."""
     out = Out()
     record_codec(type(value), 0).write(out, value)
     return _KEY.pack(0, type(value).record_key.key), bytes(out)
@@ -77,13 +77,13 @@ class LeaderChange(NamedTuple):
 
 
 def encode_leader_change(change: LeaderChange) -> tuple[bytes, bytes]:
-    """Return key and value of a LeaderChangeMessage record."""
+    """Return (key, value) of a LeaderChangeMessage record."""
     voters, granting = ([Voter(voter) for voter in ids] for ids in (change.voters, change.granting_voters))
     return encode_control(LeaderChangeMessage(0, change.leader_id, voters, granting))
 
 
 def decode_leader_change(key: bytes | None, value: bytes | None) -> LeaderChange | None:
-    """Decode a LeaderChangeMessage record, or return None for another type. Raises CorruptRecordError."""
+    """Decode a LeaderChangeMessage record; None for another type. Raises CorruptRecordError for an invalid record."""
     if control_type(key) != ControlType.LEADER_CHANGE:
         return None
     message = decode_control(LeaderChangeMessage, value)

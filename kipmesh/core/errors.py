@@ -111,7 +111,7 @@ class ErrorCode(IntEnum):
 
     @property
     def refreshes_metadata(self) -> bool:
-        """Whether the client's metadata may be stale, so that it should be refreshed."""
+        """Whether the client's metadata may be stale. The client should refresh it before a retry."""
         return self in _STALE_METADATA
 
 
@@ -175,12 +175,12 @@ class KafkaError(Exception):
 class InvalidConfigError(KafkaError):
     """Unknown configuration key or invalid value (INVALID_CONFIG). The message names the key.
 
-    Args: key: the key, if the error is about a single one.
+    Args: key, value: the key, if the error is about a single one, and its value, or None if it is missing.
     """
 
-    def __init__(self, message: str, *, key: str = "") -> None:
+    def __init__(self, message: str, *, key: str = "", value: object = None) -> None:
         super().__init__(ErrorCode.INVALID_CONFIG, message)
-        self.key = key
+        self.key, self.value = key, value
 
 
 class CorruptRecordError(KafkaError):

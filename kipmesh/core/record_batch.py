@@ -73,7 +73,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Size of the whole batch."""
+        """Size of the whole batch in bytes, including its header."""
         return self.batch_length + LOG_OVERHEAD_BYTES
 
     @property
@@ -103,7 +103,7 @@ class BatchHeader(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A decoded record."""
+    """A decoded record. The timestamp is in ms; headers are (name, value) pairs."""
 
     offset: int
     timestamp: int
@@ -131,7 +131,7 @@ def parse_header(data: Buffer, position: int = 0) -> BatchHeader:
 
 
 def iterate(data: Buffer, *, allow_partial: bool = False) -> Iterator[tuple[int, BatchHeader]]:
-    """Yield position and header of each batch. Raises CorruptRecordError for invalid headers.
+    """Yield (position, header) of each batch. Raises CorruptRecordError for invalid headers; does not check CRCs.
 
     With `allow_partial`, an incomplete last batch ends the iteration, as in a read with a byte limit. Otherwise it
     raises CorruptRecordError.
@@ -151,7 +151,7 @@ def iterate(data: Buffer, *, allow_partial: bool = False) -> Iterator[tuple[int,
 
 
 def peek(data: Buffer, position: int = 0) -> tuple[int, int]:
-    """Return the size of the batch at `position` and the offset after it, without checks.
+    """Return (size in bytes, offset after the last record) of the batch at `position`, without checks.
 
     Only for bytes that were validated when they were written.
     """
@@ -160,7 +160,7 @@ def peek(data: Buffer, position: int = 0) -> tuple[int, int]:
 
 
 def whole_batches(data: Buffer, max_bytes: int, max_offset: int) -> tuple[int, int]:
-    """Return the size of the leading whole batches within both limits, and the offset after them.
+    """Return (size in bytes, offset after them) of the leading whole batches within both limits.
 
     A batch is included if it ends within `max_bytes` and all its offsets are below `max_offset`. (0, 0) if there is
     none. Raises CorruptRecordError for an impossible length; nothing else is checked.
@@ -199,7 +199,8 @@ def _incomplete(data: Buffer, position: int, header: BatchHeader) -> CorruptReco
 def assign(batch: Buffer, base_offset: int, leader_epoch: int, log_append_time_ms: int | None = None) -> bytes:
     """Return the batch with this base offset and leader epoch.
 
-    With `log_append_time_ms` it also sets that timestamp for all records and a new CRC.
+    With `log_append_time_ms`, also sets that timestamp for all records and a new CRC, and raises CorruptRecordError for
+    an invalid header. Otherwise nothing is checked.
     """
     length = int.from_bytes(memoryview(batch)[8:12], "big", signed=True)
     prefix = _OFFSET_LENGTH_EPOCH.pack(base_offset, length, leader_epoch)
@@ -266,7 +267,7 @@ def build(
 
 
 def read_records(data: Buffer, position: int, header: BatchHeader) -> Iterator[Record]:
-    """Yield the records of an uncompressed batch. Raises CorruptRecordError if it is compressed or invalid."""
+    """Yield the records of the batch at `position`. Raises CorruptRecordError if it is compressed or invalid."""
     if header.compression:
         raise CorruptRecordError(f"batch at offset {header.base_offset} must be uncompressed to decode its records")
     reader = _Reader(memoryview(data)[position + HEADER_BYTES : position + header.size_bytes])
@@ -288,7 +289,7 @@ def read_records(data: Buffer, position: int, header: BatchHeader) -> Iterator[R
 
 
 class _Reader:
-    """A cursor over the records of one batch."""
+    """A cursor over the records of one batch. Reading beyond its end raises CorruptRecordError."""
 
     __slots__ = ("data", "position")
 
@@ -327,7 +328,7 @@ class _Reader:
 
 
 def put_varint(out: bytearray, value: int) -> None:
-    """Append `value` as a zigzag-encoded varint."""
+    """Append `value`, an int64, as a zigzag-encoded varint."""
     put_unsigned_varint(out, (value << 1) ^ (value >> 63))
 
 

@@ -62,7 +62,10 @@ def credential(mechanism: str, salted: bytes, salt: bytes, iterations: int) -> S
 
 
 def parse_client_first(data: bytes) -> ClientFirst:
-    """Parse the client-first message. Raises ScramError."""
+    """Parse the client-first message.
+
+    Raises ScramError if it is malformed or requests channel binding, another authorization id or a delegation token.
+    """
     text = _text(data)
     binding, comma, rest = text.partition(",")
     authzid, comma_too, bare = rest.partition(",")
@@ -94,7 +97,7 @@ class ScramExchange:
         self.server_first = f"r={self._nonce},s={salt},i={stored.iterations}"
 
     def finish(self, data: bytes) -> bytes:
-        """Verify the client-final message and return the server-final message. Raises ScramError."""
+        """Verify the client-final message and return the server-final one. Raises ScramError if it is invalid."""
         text = _text(data)
         without_proof, comma, proof = text.rpartition(",p=")
         parts = without_proof.split(",")
@@ -123,7 +126,7 @@ def _text(data: bytes) -> str:
 
 
 def _name(text: str) -> str:
-    """Unescape a SCRAM user name."""
+    """Unescape a SCRAM user name. Raises ScramError if it is empty or has an invalid escape sequence."""
     name = text.replace("=2C", ",").replace("=3D", "\0")
     if not name or "=" in name:
         raise ScramError(f"user name {text!r} is empty or has an invalid escape sequence")

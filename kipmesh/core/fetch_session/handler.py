@@ -38,7 +38,7 @@ _Key: TypeAlias = "tuple[bytes | str, int]"
 
 
 class WantedPartition(NamedTuple):
-    """A partition and its position and limits in requests."""
+    """A partition that the user wants to fetch, with the position and limits to request."""
 
     topic: str
     topic_id: bytes
@@ -55,11 +55,11 @@ class SessionRequest(NamedTuple):
 
     @property
     def is_full(self) -> bool:
-        """Whether the request names all partitions."""
+        """Whether the request is a full one, which names all partitions, instead of an incremental one."""
         return self.session_epoch <= INITIAL_EPOCH
 
     def fill(self, request: m.FetchRequest) -> m.FetchRequest:
-        """Return `request` with these session fields."""
+        """Return `request` with its session fields and topics replaced by these."""
         return request._replace(**self._asdict())
 
 
@@ -89,7 +89,7 @@ class SessionResponse(NamedTuple):
 
 
 class FetchSessionHandler:
-    """The session with one server. `enabled` is `enable.incremental.fetch` (227-18)."""
+    """Client side of the session with one server. Unless `enabled`, all requests are full and sessionless (227-18)."""
 
     def __init__(self, *, enabled: bool = True) -> None:
         self.resets: Counter[str] = Counter()
@@ -152,7 +152,10 @@ class FetchSessionHandler:
     # -- requests
 
     def next_request(self) -> SessionRequest:
-        """Return the next request: incremental in O(changed), or full. A request still in flight counts as failed."""
+        """Return the next request, which is then in flight: incremental in O(changed), or full.
+
+        A request that was still in flight counts as failed (`handle_error`), so the new one is full.
+        """
         if self._in_flight is not None:
             self.handle_error(self._in_flight)
         self._is_closed = False
@@ -205,9 +208,10 @@ class FetchSessionHandler:
     # -- responses
 
     def handle_response(self, request: SessionRequest, response: m.FetchResponse) -> SessionResponse:
-        """Process the response to `request`. A late or duplicate response is not accepted and changes nothing.
+        """Process the response to `request`. Never raises: session errors and malformed responses are in the result.
 
-        Never raises: session errors and malformed responses are in the result.
+        A late or duplicate response is not accepted and changes nothing, except that the next `close` closes a session
+        that was opened after the last `close`.
         """
         if request is not self._in_flight:
             if self._is_closed and request.is_full and not response.error_code and response.session_id > 0:
@@ -276,7 +280,10 @@ class FetchSessionHandler:
         return SessionResponse(True, partitions=partitions)
 
     def handle_error(self, request: SessionRequest) -> None:
-        """Record that `request` will get no response: transport failure, timeout or cancellation."""
+        """Record that `request` will get no response: transport failure, timeout or cancellation.
+
+        The next request is a full one. Ignored unless `request` is in flight.
+        """
         if request is self._in_flight:
             self._in_flight = None
             self._reset(TRANSPORT)

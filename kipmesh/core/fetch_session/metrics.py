@@ -31,7 +31,7 @@ class FetchSessionMetrics:
         self.closed = 0
         """Sessions closed by their client, or because their broker registered again."""
         self.evictions = 0
-        """Count behind `IncrementalFetchSessionEvictionsPerSec`."""
+        """Number of evictions (metric `IncrementalFetchSessionEvictionsPerSec`)."""
         self.evictions_by_reason: Counter[Eviction] = Counter()
         self.evictions_by_client: Counter[str] = Counter()
         """By client id of the session that took the slot (KAFKA-12797)."""
@@ -41,7 +41,7 @@ class FetchSessionMetrics:
         """Bytes that full fetches would have needed in addition. A lower bound, without topic names."""
 
     def completed(self, kind: FetchKind) -> None:
-        """Count a completed fetch."""
+        """Count a response without a session error, by kind of fetch."""
         self.fetches[kind] += 1
 
     def failed(self, error: ErrorCode) -> None:
@@ -50,7 +50,7 @@ class FetchSessionMetrics:
         self.errors[error] += 1
 
     def saved(self, omitted_requested: int, omitted_returned: int) -> None:
-        """Count the partitions that an incremental fetch omitted from its request and from its response."""
+        """Add the bytes saved by an incremental fetch; the arguments are numbers of omitted partitions."""
         self.bytes_saved += omitted_requested * REQUEST_PARTITION_BYTES + omitted_returned * RESPONSE_PARTITION_BYTES
 
     def evicted(self, reason: Eviction, evictor: str) -> None:
@@ -60,7 +60,7 @@ class FetchSessionMetrics:
         _count(self.evictions_by_client, evictor)
 
     def refused(self, reason: Refusal, client_id: str) -> None:
-        """Count a client id that got no session."""
+        """Count a full fetch that got no session, by reason; for a quota also by client id."""
         self.refusals[reason] += 1
         if reason is Refusal.QUOTA:
             _count(self.quota_refusals_by_client, client_id)

@@ -43,7 +43,7 @@ class Refusal(Enum):
 
 
 class SlotDecision(NamedTuple):
-    """Decision about a slot: a refusal, or a slot. If there is a victim, it must be evicted first."""
+    """Decision about a slot: refused, or granted if `refusal` is None. A `victim` must be evicted to free the slot."""
 
     refusal: Refusal | None = None
     victim: Session | None = None
@@ -71,7 +71,7 @@ class EvictionPolicy(Protocol):
 
 
 class SessionsByUse:
-    """Sessions ordered by their last use."""
+    """Sessions ordered by last use, least recently used first."""
 
     __slots__ = ("_sessions",)
 
@@ -91,10 +91,10 @@ class SessionsByUse:
         self._sessions.pop(session, None)
 
     def unused(self, now_ms: int, unused_ms_max: int) -> Session | None:
-        """Return the session to evict as inactive, or None if none is unused for more than `unused_ms_max`.
+        """Return the least recently used session, or None if no session is unused for more than `unused_ms_max` ms.
 
-        That is the least recently used one. Ties: consumers before followers, then fewest partitions, then lowest id. A
-        session with a waiting fetch counts as in use (227-16).
+        Ties: consumers before followers, then fewest partitions, then lowest id. A session with a running fetch counts
+        as used now (227-16).
         """
         while self._sessions:
             first = next(iter(self._sessions))
@@ -161,7 +161,12 @@ class SessionsBySize:
 
 
 class AdoptedPolicy:
-    """One cache for all: followers before consumers, large before small, used before unused (227-13, 227-14)."""
+    """An `EvictionPolicy` with one pool of slots for followers and consumers (227-13, 227-14).
+
+    Prefers followers to consumers, large sessions to small ones, and used sessions to unused ones. Args: slots: maximum
+    number of sessions, 0 disables them; eviction_ms: idle time after which a session is inactive, and age after which a
+    larger session may replace it.
+    """
 
     def __init__(self, slots: int = SESSION_SLOTS, eviction_ms: int = UNUSED_MS_MAX) -> None:
         self._slots = slots
@@ -173,7 +178,11 @@ class AdoptedPolicy:
         self._old_followers = SessionsBySize()
 
     def room(self, owner: Owner, size: int, now_ms: int) -> SlotDecision:
-        """Decide by 227-14. The branches are in the order in which victims are chosen."""
+        """Return a free slot or that of a victim (227-14). Refusals are OFF without slots, FULL without a victim.
+
+        The victim is an inactive session; else, for a follower, the smallest consumer session; else the smallest old
+        session of the owner's kind (follower or consumer), if it has fewer than `size` partitions.
+        """
         if self._slots <= 0:
             return SlotDecision(Refusal.OFF)
         if len(self._by_use) < self._slots:
@@ -222,7 +231,9 @@ class AdoptedPolicy:
 
 @dataclass(eq=False, repr=False)
 class ReservedPolicy:
-    """Reserved slots for each broker and a common pool for clients; only inactive sessions are evicted (227-15).
+    """An `EvictionPolicy` with reserved slots for each broker and a common pool for clients (227-15).
+
+    Evicts only inactive sessions: those unused for more than `unused_ms_max`.
 
     Args: is_broker: whether an id belongs to a registered broker. A request with any other replica id uses the client
     pool; otherwise a client could claim slots with arbitrary ids. size_min: minimum partitions of a session.
@@ -247,7 +258,7 @@ class ReservedPolicy:
         return self._clients, self.consumer_slots
 
     def room(self, owner: Owner, size: int, now_ms: int) -> SlotDecision:
-        """Return a slot in the owner's pool: a free one, or that of an inactive session."""
+        """Return a slot in the owner's pool: free, or of an inactive session. Refusals are OFF, TOO_SMALL and FULL."""
         pool, slots = self._pool(owner)
         if slots <= 0:
             return SlotDecision(Refusal.OFF)

@@ -78,16 +78,16 @@ class FetchSessionCache:
         self._sizes: dict[int, int] = {}
         self._by_owner: dict[str | int, dict[Session, None]] = {}
         self.partitions = 0
-        """`NumIncrementalFetchPartitionsCached`."""
+        """Number of partitions in all sessions (metric `NumIncrementalFetchPartitionsCached`)."""
         self.by_privilege: Counter[bool] = Counter({False: 0, True: 0})
         """Number of consumers' sessions (False) and followers' sessions (True) (227-02)."""
 
     def __len__(self) -> int:
-        """`NumIncrementalFetchSessions`."""
+        """Number of sessions (metric `NumIncrementalFetchSessions`)."""
         return len(self._sessions)
 
     def list(self, now_ms: int) -> Iterator[FetchSessionDescription]:
-        """Yield a description of each session, by id. O(partitions)."""
+        """Yield a description of each session, in the order of session ids. O(partitions)."""
         for session_id in sorted(self._sessions):
             yield self._sessions[session_id].info(now_ms)
 
@@ -96,8 +96,9 @@ class FetchSessionCache:
     def begin(self, request: m.FetchRequest, client_id: str, now_ms: int) -> Fetch:
         """Classify a request (227-04) and return the fetch that handles it.
 
-        Closes the request's session, or applies an incremental request to it. A session error is returned as an
-        `ErrorFetch`.
+        A full request closes the session that it names. An incremental one is applied to its session; if that leaves no
+        partitions, the session is closed. Returns an `ErrorFetch` for a session error: INVALID_REQUEST (topic name too
+        long), FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, FETCH_SESSION_TOPIC_ID_ERROR.
         """
         session_id, epoch = request.session_id, request.session_epoch
         if any(len(topic_bytes(topic)) > TOPIC_BYTES_MAX for topic in request.topics):
@@ -119,7 +120,7 @@ class FetchSessionCache:
         return self._apply_incremental(session, request, client_id, now_ms)
 
     def _find(self, session_id: int, replica_id: int) -> Session | None:
-        """Return a session of this replica id: followers and consumers receive different data, so cannot share one."""
+        """Return the session if it belongs to this replica id, else None: followers and consumers cannot share one."""
         session = self._sessions.get(session_id)
         return session if session is not None and session.owner.replica_id == replica_id else None
 
@@ -130,7 +131,7 @@ class FetchSessionCache:
 
     @staticmethod
     def _check(session: Session, request: m.FetchRequest) -> ErrorCode:
-        """Check an incremental request by 227-05 without changing anything."""
+        """Return the session error of an incremental request, or NONE (227-05). Changes nothing."""
         if session.epoch != request.session_epoch:
             return ErrorCode.INVALID_FETCH_SESSION_EPOCH
         by_id = session.owner.uses_topic_ids
@@ -187,7 +188,7 @@ class FetchSessionCache:
         return self._sessions.get(session.session_id) is session
 
     def refuse(self, error: ErrorCode) -> m.FetchResponse:
-        """Count a session error and return the response with it."""
+        """Count a session error and return a response with it, without session and partitions."""
         self.metrics.failed(error)
         return m.FetchResponse(error_code=error, session_id=INVALID_SESSION_ID)
 
@@ -199,12 +200,12 @@ class FetchSessionCache:
         self.policy.used(session)
 
     def _has_room(self, owner: Owner, size: int, now_ms: int) -> bool:
-        """Whether the owner is a follower that would get a session of this size."""
+        """Whether the owner is a follower that would get a session of `size` partitions."""
         fits = owner.privileged and size <= self.partitions_max
         return fits and self.policy.room(owner, size, now_ms).refusal is None
 
     def make_room(self, owner: Owner, size: int, now_ms: int) -> bool:
-        """Evict a session if necessary to free a slot for one of `size` partitions; return whether there is a slot."""
+        """Evict sessions if necessary to free a slot for one of `size` partitions. Returns False after a refusal."""
         for decide in (self._check_limits, self.policy.room):
             decision = decide(owner, size, now_ms)
             if decision.refusal is not None:
@@ -294,12 +295,12 @@ def key_of(topic: m.FetchTopic, partition: int) -> Key:
 
 
 def read_options(request: m.FetchRequest) -> tuple[int, str, int]:
-    """Return request fields that every read depends on: a change makes all partitions of a session dirty."""
+    """Return isolation level, rack and broker epoch. If one changes, all partitions of the session become dirty."""
     return request.isolation_level, request.rack_id, request.replica_epoch
 
 
 class Fetch:
-    """One Fetch request from its first read to its response. Subclasses are the kinds of fetch."""
+    """One Fetch request from its first read to its response. Base of ErrorFetch, FullFetch and IncrementalFetch."""
 
     kind: FetchKind
 
@@ -321,8 +322,8 @@ class Fetch:
     def is_complete(self) -> bool:
         """Whether to respond now (227-21).
 
-        True if the minimum bytes were read, the byte limit was reached, a result completes the fetch, or there is
-        nothing to wait for.
+        True if `min_bytes` of records were read, the byte limit was reached, a result has `completes_fetch`, or there
+        is nothing to wait for.
         """
         return self._must_respond or self._is_limited or self.size_bytes >= self._min_bytes
 
@@ -362,7 +363,7 @@ class Fetch:
 
 
 class ErrorFetch(Fetch):
-    """A request with a session error (227-05). Reads nothing."""
+    """A `Fetch` whose request has a session error (227-05). Reads nothing."""
 
     kind = FetchKind.ERROR
 
@@ -380,9 +381,9 @@ class ErrorFetch(Fetch):
 
 
 class FullFetch(Fetch):
-    """A request that names all its partitions, with or without creating a session.
+    """A `Fetch` whose request names all its partitions, with or without creating a session.
 
-    The response contains all of them in the request's order. The session is created when the response is.
+    The response contains all of them in the request's order. A session is created in `respond`, if there is a slot.
     """
 
     def __init__(
@@ -434,7 +435,7 @@ class FullFetch(Fetch):
             subscriptions.subscribe(key, self, bool(topic.topic_id))
 
     def mark(self, key: Key, change: int) -> None:
-        """Record that a partition changed."""
+        """Record that a partition changed, and wake the driver if the change completes a wait."""
         dirty_changes, wake_changes = self._interests
         if change & dirty_changes:
             self._changed[self._indexes[key]] = None
@@ -442,7 +443,7 @@ class FullFetch(Fetch):
             self._notify()
 
     def cancel(self) -> None:
-        """Unsubscribe from all partitions."""
+        """End the fetch without a response: unsubscribe from all partitions."""
         if self._indexes:
             subscriptions = self._cache.subscriptions
             for topic, requested in self._partitions:
@@ -451,7 +452,7 @@ class FullFetch(Fetch):
         self._wake = None
 
     def respond(self, now_ms: int) -> m.FetchResponse:
-        """Return all partitions, with a session id if a session was requested and created."""
+        """Return all partitions, with the id of the new session, or 0 if none was requested or created."""
         self.cancel()
         session = self._open_session(now_ms) if self.kind is FetchKind.FULL else None
         session_id = INVALID_SESSION_ID if session is None else session.session_id
@@ -485,7 +486,7 @@ class FullFetch(Fetch):
 
 
 class IncrementalFetch(Fetch):
-    """A request within a session: reads dirty partitions and returns those that changed (227-08)."""
+    """A `Fetch` within a session: reads dirty partitions and returns those that changed (227-08)."""
 
     kind = FetchKind.INCREMENTAL
 
@@ -541,7 +542,7 @@ class IncrementalFetch(Fetch):
         return result
 
     def on_change(self, key: Key, was_clean: bool, wakes: bool) -> bool:
-        """See `RunningFetch.on_change`."""
+        """Record a changed partition. Returns True if this fetch will read it, False if it belongs in the queue."""
         takes = was_clean or key in self._results or key in self._position_reads
         if takes:
             self._changed[key] = None
@@ -550,7 +551,10 @@ class IncrementalFetch(Fetch):
         return takes
 
     def on_session_end(self) -> None:
-        """End with a session error, because a later request uses the session or it was closed (227-05)."""
+        """End the fetch with a session error (227-05).
+
+        INVALID_FETCH_SESSION_EPOCH if a later request uses the session, FETCH_SESSION_ID_NOT_FOUND if it was closed.
+        """
         if not self.error:
             is_open = self._cache.is_open(self._session)
             self.error = ErrorCode.INVALID_FETCH_SESSION_EPOCH if is_open else ErrorCode.FETCH_SESSION_ID_NOT_FOUND

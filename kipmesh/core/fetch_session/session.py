@@ -47,7 +47,7 @@ _OUTDATED_MIN: Final = 32
 
 
 class RunningFetch(Protocol):
-    """The fetch that is using a session."""
+    """The fetch that is using a session: an `IncrementalFetch`."""
 
     def on_change(self, key: Key, was_clean: bool, wakes: bool) -> bool:
         """Notify the fetch that a partition changed.
@@ -259,8 +259,8 @@ class Session:
     def record_sent(self, key: Key, data: PartitionData, is_clean: bool) -> bool:
         """Record a partition's data as sent; return whether an incremental response must contain it (227-08).
 
-        `is_clean`: the partition becomes clean. It is contained if its offsets differ from those last sent, or if it
-        has records or `requires_action` is true.
+        That is the case if its offsets differ from those last sent, or if it has records or `requires_action`.
+        `is_clean`: mark the partition clean; it then has neither records nor a required action.
         """
         row = self._rows[key]
         if data.error_code:

@@ -68,7 +68,7 @@ class RaftContext:
         self.epochs_failed = 0
         """Consecutive epochs that ended without a leader although other voters took part."""
         self.has_voter_activity = False
-        """Whether a Vote request or response arrived since `epochs_failed` last changed."""
+        """Whether a Vote request or response arrived since an epoch was last counted in `epochs_failed`."""
         self.fetching_snapshot: SnapshotId | None = None
         self.other_voters = tuple([voter for voter in config.voters if voter != config.node_id])
         self.successors = self.other_voters
@@ -129,7 +129,7 @@ class RaftContext:
         return latest.epoch, latest.end_offset
 
     def deadlines(self) -> Iterator[int]:
-        """Yield all times at which a step is due without another event."""
+        """Yield all times (monotonic ms) at which a step is due without another event."""
         if self.deadline_ms is not None:
             yield self.deadline_ms
         for peer in self.peers.values():
@@ -147,7 +147,10 @@ class RaftContext:
     # -- effects
 
     def emit(self, effect: types.Effect) -> None:
-        """Add an effect, preceded by `PersistElection` if the election changed."""
+        """Add an effect to the current step, preceded by `PersistElection` if the election changed.
+
+        An effect of `CHANGES_LOG` makes the machine wait for `LogChanged` or `AppendRejected`.
+        """
         self._persist()
         self._effects.append(effect)
         if isinstance(effect, types.CHANGES_LOG):
@@ -165,7 +168,7 @@ class RaftContext:
         return effects
 
     def commit(self, offset: int) -> bool:
-        """Advance the high watermark to `offset`; return whether it advanced."""
+        """Advance the high watermark to `offset` and emit `Committed`. Returns False if it is not below `offset`."""
         if offset <= self.high_watermark:
             return False
         self.high_watermark = offset
@@ -173,7 +176,7 @@ class RaftContext:
         return True
 
     def restart_fetch_timeout(self) -> None:
-        """Set the deadline to the fetch timeout plus up to a quarter of jitter."""
+        """Set the deadline to now plus the fetch timeout, extended by jitter of up to a quarter of it."""
         timeout_ms = self.config.fetch_timeout_ms
         self.deadline_ms = self.now_ms + timeout_ms + int(self.jitter * timeout_ms / 4)
 
@@ -185,7 +188,7 @@ class RaftContext:
         return peer is None or (not peer.request_id and self.now_ms >= peer.not_before_ms)
 
     def next_free_voter(self) -> int | None:
-        """Return the next free voter in round-robin order, or None if there is none."""
+        """Return the next other voter for which `is_free` is true, in round-robin order, or None if there is none."""
         for _ in self.other_voters:
             self._next_voter += 1
             voter = self.other_voters[self._next_voter % len(self.other_voters)]
@@ -194,7 +197,7 @@ class RaftContext:
         return None
 
     def send(self, node_id: int, request: Request) -> None:
-        """Send a request to a peer; `is_free(node_id)` must be true."""
+        """Emit `Send` with a new request id and the request timeout. The peer must be free (`is_free`)."""
         timeout_ms = self.config.request_timeout_ms
         self._last_request_id += 1
         peer = self.peers.setdefault(node_id, Peer())
@@ -202,7 +205,7 @@ class RaftContext:
         self.emit(types.Send(self._last_request_id, node_id, request, timeout_ms))
 
     def end_request(self, request_id: int) -> int | None:
-        """Mark a request as completed; return its node id, or None if the request is not in flight."""
+        """Mark a request as completed; return the id of its peer, or None if the request is not in flight."""
         for node_id, peer in self.peers.items():
             if peer.request_id == request_id:
                 peer.request_id = 0
@@ -210,7 +213,7 @@ class RaftContext:
         return None
 
     def expire_requests(self) -> None:
-        """Give up requests whose timeout has passed."""
+        """Give up requests whose timeout has passed, and back off from their peers."""
         for node_id, peer in self.peers.items():
             if peer.request_id and self.now_ms >= peer.deadline_ms:
                 peer.request_id = 0

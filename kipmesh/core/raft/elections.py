@@ -7,8 +7,9 @@ A voter grants one vote per epoch, to a candidate whose last (epoch, end offset)
 leader sends BeginQuorumEpoch to voters that do not fetch. A resigning leader sends EndQuorumEpoch with its preferred
 successors; the first becomes a candidate immediately.
 
-Errors: FENCED_LEADER_EPOCH (older epoch), INCONSISTENT_VOTER_SET (not a voter), INVALID_REQUEST. Invariants: the epoch
-never decreases; a (state, cause) pair has one row. `jitter` is a random number in [0, 1) from the driver.
+Errors: FENCED_LEADER_EPOCH (older epoch), INCONSISTENT_VOTER_SET (sender or receiver is not a voter), INVALID_REQUEST
+(impossible offsets, or a second leader of the epoch). Invariants: the epoch never decreases; a (state, cause) pair has
+at most one row. `jitter` is a random number in [0, 1) from the driver.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Cause(Enum):
 
 
 class Epoch(Enum):
-    """Effect of a transition on the epoch."""
+    """Allowed relation of the epoch after a transition to the epoch before it; NEXT is exactly one higher."""
 
     SAME = "same"
     SAME_OR_HIGHER = "same or higher"
@@ -58,7 +59,7 @@ class Epoch(Enum):
 
 
 class Transition(NamedTuple):
-    """One row of the transition table."""
+    """One row of the transition table: an allowed change from `source` to `target` for `cause`."""
 
     source: State
     cause: Cause
@@ -142,10 +143,10 @@ def _node(state: State) -> str:
 
 
 def election_timeout_ms(config: RaftConfig, epochs_failed: int, jitter: float) -> int:
-    """Return the time until a voter without a leader becomes a candidate: one to two times the configured timeout.
+    """Return the time until a voter without a leader becomes a candidate: 1 + `jitter` times the election timeout.
 
-    After two consecutive failed epochs, the timeout doubles with each further one, up to 8 times. Votes must become
-    durable, and disks may be slower than the configured timeout allows for.
+    The timeout is `config.election_timeout_ms`. From the third consecutive epoch without a leader (`epochs_failed`) on,
+    each doubles it, up to 8 times the configured value: votes must become durable, and disks may be slow.
     """
     doublings = min(max(epochs_failed - _EPOCHS_BEFORE_DOUBLING, 0), _TIMEOUT_DOUBLINGS_MAX)
     timeout_ms = config.election_timeout_ms << doublings
@@ -153,9 +154,10 @@ def election_timeout_ms(config: RaftConfig, epochs_failed: int, jitter: float) -
 
 
 def election_backoff_ms(config: RaftConfig, elections_lost: int, jitter: float) -> int:
-    """Return the random backoff of a candidate before its next election; its bound doubles with each lost election.
+    """Return the random backoff of a candidate before its next election: `jitter` times a bound.
 
-    At most `config.election_backoff_max_ms`.
+    The bound is 100 ms after the first lost election and doubles with each further one. The result is at most
+    `config.election_backoff_max_ms`.
     """
     doublings = min(max(elections_lost, 1), _BACKOFF_DOUBLINGS_MAX)
     return min(int(_BACKOFF_BASE_MS * (jitter * (1 << doublings))), config.election_backoff_max_ms)
@@ -164,8 +166,9 @@ def election_backoff_ms(config: RaftConfig, elections_lost: int, jitter: float) 
 def successor_backoff_ms(config: RaftConfig, position: int, successors: int) -> int:
     """Return the time until a follower of a resigned leader becomes a candidate.
 
-    `position` is its place among the preferred successors: 0 ms for the first, then doubling for each. A follower that
-    is not among them waits `config.election_backoff_max_ms`.
+    `position` is its index in the list of `successors` preferred successors: 0 ms for the first, then doubling for
+    each. A follower that is not in the list (`position >= successors`) waits `config.election_backoff_max_ms`, or 0 ms
+    if the list is empty.
     """
     if position == 0:
         return 0
@@ -180,7 +183,7 @@ def successor_backoff_ms(config: RaftConfig, position: int, successors: int) -> 
 def transition(context: RaftContext, cause: Cause, epoch: int, *, leader_id: int = -1, voted_id: int = -1) -> None:
     """Change state and election as `TRANSITIONS` says, and emit `StateChanged`. A new leader also appends LeaderChange.
 
-    Raises IllegalTransitionError.
+    `leader_id` and `voted_id` are -1 for none. Raises IllegalTransitionError if the table does not allow the change.
     """
     before = context.state
     context.state = next_state(before, cause, context.epoch, epoch)
@@ -200,7 +203,10 @@ def transition(context: RaftContext, cause: Cause, epoch: int, *, leader_id: int
 
 
 def enter_state(context: RaftContext) -> None:
-    """Reset the fields and the deadline that belong to a state. Fails pending fetches if this node was the leader."""
+    """Reset the fields and the deadline that belong to the current state, and forget all requests in flight.
+
+    Creates the `Leadership` of a leader. Waiting fetches of a former leader get NOT_LEADER_OR_FOLLOWER.
+    """
     leadership, context.leadership = context.leadership, None
     context.fetching_snapshot = None
     context.leader_high_watermark = -1
@@ -235,7 +241,7 @@ def become_candidate(context: RaftContext, cause: Cause) -> None:
 
 
 def resign(context: RaftContext) -> None:
-    """Resign leadership and choose successors. Ignored unless this node is the leader."""
+    """Resign leadership; preferred successors are the other voters, longest log first. Ignored unless leader."""
     if context.leadership is None:
         return
     context.successors = context.leadership.successors()
@@ -244,7 +250,7 @@ def resign(context: RaftContext) -> None:
 
 
 def abandon_leader(context: RaftContext) -> None:
-    """Make an observer leave its leader and search for another one."""
+    """Make an observer leave its leader and search for another one, within the same epoch."""
     context.abandoned_leader = (context.epoch, context.election.leader_id)
     transition(context, Cause.FETCH_TIMEOUT, context.epoch)
 
@@ -255,7 +261,8 @@ def abandon_leader(context: RaftContext) -> None:
 def observe_leader(context: RaftContext, epoch: int, leader_id: int) -> None:
     """Record that `leader_id` (-1: unknown) leads `epoch`. Ignored if `epoch` is older than the current one.
 
-    Raises QuorumError if another leader of `epoch` is already known.
+    A leader that is not a voter counts as unknown, as does this node itself in a newer epoch. Raises QuorumError if
+    another leader of `epoch` is already known.
     """
     if epoch < context.epoch:
         return
@@ -274,10 +281,11 @@ def observe_leader(context: RaftContext, epoch: int, leader_id: int) -> None:
 
 
 def handle_common_response(context: RaftContext, node_id: int, code: int, epoch: int, leader_id: int) -> bool:
-    """Observe the epoch and leader in a response, and back off from `node_id` after an error or stale epoch.
+    """Observe the epoch and leader in a response (`observe_leader`).
 
-    Returns whether the response is fully handled. False means: the response is valid in the current epoch and the
-    caller must process its content.
+    Returns False if the response has no error and is of the current epoch: the caller must process its content.
+    Otherwise returns True, and backs off from `node_id` unless the response revealed a newer epoch or leader.
+    Raises QuorumError if the epoch has two leaders.
     """
     error = ErrorCode.of(code)
     before = (context.state, context.election)
@@ -308,14 +316,17 @@ def _check_sender(context: RaftContext, sender_id: int, epoch: int) -> ErrorCode
 
 
 def may_grant(context: RaftContext, candidate_id: int, last: tuple[int, int]) -> bool:
-    """Whether this node votes for a candidate of its current epoch whose last (epoch, end offset) is `last`."""
+    """Whether this node votes for a candidate of its current epoch whose last (epoch, end offset) is `last`.
+
+    True for the candidate that already has its vote, or if this node is unattached and `last` is at least its own.
+    """
     if context.state is State.VOTED:
         return context.election.voted_id == candidate_id
     return context.state is State.UNATTACHED and last >= context.last_offset_and_epoch
 
 
 def on_vote(context: RaftContext, request_id: int, vote: m.VotePartition) -> None:
-    """Handle a Vote request."""
+    """Handle a Vote request: observe its epoch, grant or deny the vote, and respond. An error changes nothing."""
     error, granted = _check_sender(context, vote.candidate_id, vote.candidate_epoch), False
     if vote.last_offset < 0 or not 0 <= vote.last_offset_epoch < vote.candidate_epoch:
         error = ErrorCode.INVALID_REQUEST
@@ -328,7 +339,9 @@ def on_vote(context: RaftContext, request_id: int, vote: m.VotePartition) -> Non
 
 
 def on_quorum_epoch(context: RaftContext, request_id: int, partition: m.QuorumEpochPartition, *, is_end: bool) -> None:
-    """Handle BeginQuorumEpoch or, if `is_end`, EndQuorumEpoch.
+    """Handle BeginQuorumEpoch or, if `is_end`, EndQuorumEpoch: observe the sender as leader, and respond.
+
+    After EndQuorumEpoch, a follower of the sender becomes a candidate in `successor_backoff_ms`.
 
     A request from another leader of the current epoch than the known one gets INVALID_REQUEST and changes nothing,
     because it may be forged. If its sender really leads the epoch, the response makes it raise QuorumError
@@ -353,7 +366,7 @@ def on_quorum_epoch(context: RaftContext, request_id: int, partition: m.QuorumEp
 
 
 def on_vote_response(context: RaftContext, node_id: int, vote: m.VotePartitionResponse) -> None:
-    """Count a vote. Backs off if a majority has become impossible."""
+    """Count a granted or denied vote of `node_id`. A candidate backs off if a majority has become impossible."""
     if handle_common_response(context, node_id, vote.error_code, vote.leader_epoch, vote.leader_id):
         return
     if context.state is not State.CANDIDATE:
@@ -365,7 +378,7 @@ def on_vote_response(context: RaftContext, node_id: int, vote: m.VotePartitionRe
 
 
 def on_quorum_epoch_response(context: RaftContext, node_id: int, partition: m.QuorumEpochPartitionResponse) -> None:
-    """Record that a voter has acknowledged BeginQuorumEpoch or EndQuorumEpoch."""
+    """Record that voter `node_id` acknowledged BeginQuorumEpoch or EndQuorumEpoch, unless the response has an error."""
     if handle_common_response(context, node_id, partition.error_code, partition.leader_epoch, partition.leader_id):
         return
     if context.leadership is not None:
@@ -379,7 +392,8 @@ def on_quorum_epoch_response(context: RaftContext, node_id: int, partition: m.Qu
 def poll_voter(context: RaftContext) -> None:
     """Perform the due actions of a voter without a leader.
 
-    Requests votes, becomes leader with a majority, starts an election at the deadline, or sends EndQuorumEpoch.
+    A candidate requests votes, becomes leader with a majority, or backs off at its deadline. In other states, the voter
+    starts an election at the deadline; before it, a resigned leader sends EndQuorumEpoch.
     """
     is_due = context.deadline_ms is not None and context.now_ms >= context.deadline_ms
     if context.state is State.CANDIDATE:
@@ -408,7 +422,7 @@ def _poll_candidate(context: RaftContext, is_due: bool) -> None:
 
 
 def _back_off(context: RaftContext) -> None:
-    """Wait a random time before the next election, because this one cannot be won."""
+    """Count the current election as lost, and set the deadline for the next one: `election_backoff_ms`, at least 1."""
     context.elections_lost += 1
     context.is_backing_off = True
     backoff_ms = election_backoff_ms(context.config, context.elections_lost, context.jitter)

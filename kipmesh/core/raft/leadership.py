@@ -32,7 +32,7 @@ def majority_offset(ends: Iterable[int]) -> int:
 
 
 class WaitingFetch(NamedTuple):
-    """A fetch that waits for records, for a high watermark, or until its deadline."""
+    """A Fetch request without a response yet: it waits for records, a higher high watermark, or its deadline."""
 
     request_id: int
     replica_id: int
@@ -43,7 +43,7 @@ class WaitingFetch(NamedTuple):
 
 @dataclass(slots=True)
 class Replica:
-    """Progress of a replica according to its fetches. Times are the leader's clock, -1 for never."""
+    """Progress of another replica according to its fetches. Times are monotonic ms; -1 is never or unknown."""
 
     end_offset: int = -1
     last_fetch_ms: int = -1
@@ -100,7 +100,10 @@ class Leadership:
         return self.observers[replica_id]
 
     def mark_alive(self, replica_id: int, now_ms: int) -> None:
-        """Record that a voter is alive. Fetches from a majority extend the check-quorum deadline."""
+        """Record a Fetch or FetchSnapshot request of a voter. Ignored for observers and consumers.
+
+        When a majority, including the leader, has sent one, the check-quorum timeout restarts.
+        """
         if replica_id not in self.voters:
             return
         self.unnotified_voters.discard(replica_id)
@@ -110,7 +113,7 @@ class Leadership:
             self.check_quorum_deadline_ms = now_ms + self.config.check_quorum_timeout_ms
 
     def has_lost_quorum(self, now_ms: int) -> bool:
-        """Whether a majority of voters has not fetched within the check-quorum timeout."""
+        """Whether the check-quorum timeout passed without fetches from a majority. False without other voters."""
         return bool(self.voters) and now_ms >= self.check_quorum_deadline_ms
 
     def expire_observers(self, now_ms: int) -> None:
@@ -120,7 +123,10 @@ class Leadership:
             del self.observers[replica_id]
 
     def start_round(self, now_ms: int) -> None:
-        """Every half fetch timeout, select the voters that have not fetched since the previous round."""
+        """Select the voters to send BeginQuorumEpoch: those that have not fetched for half the fetch timeout.
+
+        Does nothing unless that time has passed since the previous round.
+        """
         if now_ms < self.begin_deadline_ms:
             return
         half_ms = self.config.fetch_timeout_ms // 2
@@ -139,11 +145,11 @@ class Leadership:
         return offset if offset > self.epoch_start_offset else -1
 
     def successors(self) -> tuple[int, ...]:
-        """Return the other voters, ordered by log end (longest first)."""
+        """Return the ids of the other voters, ordered by log end (longest first), then id."""
         return tuple(sorted(self.voters, key=lambda voter: (-self.voters[voter].end_offset, voter)))
 
     def describe(self, log_end: int, now_ms: int, wall_ms: int) -> tuple[list[ReplicaState], list[ReplicaState]]:
-        """Return voters and observers for a DescribeQuorum response, sorted by id.
+        """Return (voters, observers) for a DescribeQuorum response, each sorted by id. Voters include the leader.
 
         Timestamps are wall-clock milliseconds: `now_ms` of the monotonic clock corresponds to `wall_ms`.
         """

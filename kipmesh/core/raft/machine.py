@@ -33,7 +33,7 @@ from kipmesh.core.raft.types import State
 
 
 class Machine(RaftContext):
-    """The state machine of one replica: a context with steps that dispatch to elections, replication and snapshots."""
+    """The state machine of one replica: a `RaftContext` with steps that call elections, replication and snapshots."""
 
     def start(self, now_ms: int, jitter: float) -> list[types.Effect]:
         """Return the effects of the first step. Must be called once, before `step`."""
@@ -48,8 +48,8 @@ class Machine(RaftContext):
     def step(self, event: types.Event, now_ms: int, jitter: float) -> list[types.Effect]:
         """Handle one event and return the effects in order.
 
-        Raises DriverError if the event is not `LogChanged` or `AppendRejected` exactly when one is due, QuorumError and
-        IllegalTransitionError.
+        Raises DriverError if one of `LogChanged` and `AppendRejected` is due and another event is given, or vice versa,
+        and for a DescribeQuorum response. Raises QuorumError or IllegalTransitionError if consensus is broken.
         """
         if self.awaits_log != isinstance(event, types.LogChanged | types.AppendRejected):
             expected = "LogChanged or AppendRejected" if self.awaits_log else "no log event"
@@ -61,7 +61,7 @@ class Machine(RaftContext):
         return self.take_effects()
 
     def next_deadline_ms(self) -> int | None:
-        """Return when `TimerFired` is due at the latest, or None if no timer is needed."""
+        """Return when `TimerFired` is due at the latest (monotonic ms), or None if no timer is needed."""
         return min(self.deadlines(), default=None)
 
     def _handle(self, event: types.Event) -> None:
@@ -146,7 +146,7 @@ class Machine(RaftContext):
     # -- DescribeQuorum
 
     def describe(self, request: m.DescribeQuorumRequest, now_ms: int, wall_ms: int) -> m.DescribeQuorumResponse:
-        """Return a DescribeQuorum response; `wall_ms` is the wall-clock time of `now_ms`.
+        """Return the response to a DescribeQuorum request; `wall_ms` is the wall-clock time of `now_ms`.
 
         A request without topics describes the metadata partition. A replica that is not the leader responds with
         NOT_LEADER_OR_FOLLOWER and the known leader. Other partitions get UNKNOWN_TOPIC_OR_PARTITION.

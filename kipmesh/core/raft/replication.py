@@ -25,7 +25,10 @@ from kipmesh.core.snapshot.retention import needs_snapshot
 
 
 def on_fetch(context: RaftContext, request_id: int, request: m.FetchRequest, fetch: m.FetchPartition) -> None:
-    """Handle a Fetch request of a replica or a consumer."""
+    """Handle a Fetch request: record the replica's position, then respond, or let the fetch wait.
+
+    Errors: INVALID_REQUEST, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH, NOT_LEADER_OR_FOLLOWER, OFFSET_OUT_OF_RANGE.
+    """
     if fetch.fetch_offset == 0 and fetch.last_fetched_epoch < 0:
         fetch = fetch._replace(last_fetched_epoch=0)  # nothing fetched yet
     error = _fetch_error(context, request, fetch)
@@ -132,7 +135,7 @@ def _respond_to_waiting(context: RaftContext, leadership: Leadership) -> None:
 
 
 def advance_leader(context: RaftContext, leadership: Leadership) -> None:
-    """Advance the high watermark to the offset that a majority of voters has, and respond to waiting fetches."""
+    """Advance the high watermark to the offset that a majority of voters has, and then respond to waiting fetches."""
     if context.commit(leadership.committed_offset(context.durable_end)):
         _respond_to_waiting(context, leadership)
 
@@ -155,7 +158,7 @@ def poll_leader(context: RaftContext, leadership: Leadership) -> None:
 
 
 def on_append(context: RaftContext, token: int, batch: bytes, epoch: int) -> None:
-    """Append a batch of the active controller, or refuse it if this node no longer leads `epoch`."""
+    """Append a batch of the active controller; NOT_LEADER_OR_FOLLOWER if this node does not lead `epoch`."""
     if context.state is State.LEADER and epoch == context.epoch:
         context.emit(types.AppendAsLeader(token, batch, epoch))
     else:
@@ -166,13 +169,13 @@ def on_append(context: RaftContext, token: int, batch: bytes, epoch: int) -> Non
 
 
 def flush_if_needed(context: RaftContext) -> None:
-    """Flush a voter's log. The log of an observer is flushed by its owner."""
+    """Emit `Flush` if this is a voter whose log is not durable up to its end. The driver flushes an observer's log."""
     if context.config.is_voter and context.durable_end < context.log.log_end_offset:
         context.emit(types.Flush())
 
 
 def on_log_changed(context: RaftContext) -> None:
-    """Continue after an append or truncation."""
+    """Continue after an append or truncation: flush, then respond to waiting fetches or advance the high watermark."""
     context.durable_end = min(context.durable_end, context.log.log_end_offset)
     flush_if_needed(context)
     if context.leadership is not None:
@@ -182,7 +185,7 @@ def on_log_changed(context: RaftContext) -> None:
 
 
 def on_append_rejected(context: RaftContext) -> None:
-    """Resign if a leader could not append its LeaderChange record; as a follower, retry later."""
+    """Resign if this leader could not append its LeaderChange record. A follower retries after `fetch_max_wait_ms`."""
     if context.leadership is not None:
         if context.log.log_end_offset == context.leadership.epoch_start_offset:
             elections.resign(context)
@@ -222,7 +225,7 @@ def probe_ms(config: RaftConfig) -> int:
 
 
 def poll_unattached_observer(context: RaftContext) -> None:
-    """Send Fetch to the voters in turn until one names the leader. A slow voter does not delay the others."""
+    """Send Fetch to one voter after the other until one names the leader. Tries the next one after `probe_ms`."""
     is_early = context.deadline_ms is None or context.now_ms < context.deadline_ms
     if is_early and any(peer.request_id for peer in context.peers.values()):
         return
@@ -234,7 +237,7 @@ def poll_unattached_observer(context: RaftContext) -> None:
 
 
 def may_fetch(context: RaftContext) -> bool:
-    """Whether the log is durable up to its end. Observers do not need that, because their position is not counted."""
+    """Whether this replica may send Fetch: an observer always, a voter only if its log is durable up to its end."""
     return not context.config.is_voter or context.durable_end >= context.log.log_end_offset
 
 
@@ -246,7 +249,11 @@ def _next_fetch(context: RaftContext) -> m.FetchRequest:
 
 
 def on_fetch_response(context: RaftContext, node_id: int, data: m.PartitionData) -> None:
-    """Handle a Fetch response of the leader, or of a voter that names the leader."""
+    """Handle a Fetch response of the leader, or of a voter that names the leader.
+
+    A response of the leader leads to a truncation, a snapshot fetch, an append, or a higher high watermark. An observer
+    leaves a leader that has resigned.
+    """
     leader = data.current_leader or m.LeaderIdAndEpoch(-1, context.epoch)
     has_resigned = (
         context.state is State.OBSERVER_FOLLOWER
@@ -283,7 +290,10 @@ def _advance_follower(context: RaftContext) -> None:
 
 
 def truncate(context: RaftContext, diverging: m.EpochEndOffset) -> None:
-    """Truncate the log to the diverging epoch's end. Raises QuorumError if that would remove committed records."""
+    """Truncate the log to the `truncation_offset` for the leader's `diverging` epoch. Backs off if nothing is removed.
+
+    Raises QuorumError if committed records would be removed.
+    """
     log = context.log
     offset = truncation_offset(diverging, log.end_offset_for_epoch(diverging.epoch), log.log_end_offset)
     snapshots.check_truncation(context, offset)

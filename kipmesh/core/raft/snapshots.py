@@ -13,10 +13,9 @@ from kipmesh.messages import SnapshotId
 
 
 def oldest_snapshot(context: RaftContext) -> SnapshotId | None:
-    """Return the oldest snapshot at or above the log start, or None without snapshots.
+    """Return the earliest snapshot, or the latest if the earliest ends below the log start; None without snapshots.
 
-    While snapshots below a raised log start are being deleted, this is the latest: an older one does not tell the epoch
-    at the log start.
+    Snapshots below a raised log start are about to be deleted, and do not tell the epoch at the log start.
     """
     earliest = context.earliest_snapshot
     if earliest is not None and earliest.end_offset < context.log.log_start_offset:
@@ -25,7 +24,7 @@ def oldest_snapshot(context: RaftContext) -> SnapshotId | None:
 
 
 def check_truncation(context: RaftContext, offset: int) -> None:
-    """Raise QuorumError if truncating the log to `offset` would remove committed records."""
+    """Check that the log may be truncated to `offset`. Raises QuorumError if `offset` is below the high watermark."""
     if offset < context.high_watermark:
         raise QuorumError(
             f"leader {context.election.leader_id} of epoch {context.epoch} requires truncation to offset {offset}, "
@@ -34,7 +33,9 @@ def check_truncation(context: RaftContext, offset: int) -> None:
 
 
 def start_fetch(context: RaftContext, snapshot_id: SnapshotId) -> None:
-    """Fetch the snapshot whose id the leader returned instead of records (630-08). Backs off if the id is not newer.
+    """Fetch the snapshot whose id the leader returned instead of records (630-08).
+
+    Backs off instead if the id has negative values or is not newer than the latest snapshot.
 
     Raises QuorumError if the snapshot ends below the high watermark.
     """
@@ -49,7 +50,10 @@ def start_fetch(context: RaftContext, snapshot_id: SnapshotId) -> None:
 
 
 def on_snapshot_changed(context: RaftContext, latest: SnapshotId, earliest: SnapshotId) -> None:
-    """Adopt a generated snapshot, or a fetched one that has replaced the log. Ignored if a newer one is known."""
+    """Adopt a generated snapshot, or a fetched one that has replaced the log. Ignored if a newer one is known.
+
+    Ends the snapshot fetch that it completes, and advances the high watermark to the snapshot's end.
+    """
     if context.latest_snapshot is not None and age_order(latest) < age_order(context.latest_snapshot):
         return  # a newer snapshot was reported before
     context.latest_snapshot, context.earliest_snapshot = latest, earliest
@@ -63,7 +67,11 @@ def on_snapshot_changed(context: RaftContext, latest: SnapshotId, earliest: Snap
 
 
 def on_fetch_progress(context: RaftContext, *, failed: bool) -> None:
-    """Restart the fetch timeout while the leader sends a snapshot (630-12); if `failed`, send Fetch again (630-11)."""
+    """Restart the fetch timeout while the leader sends a snapshot (630-12).
+
+    If `failed`, end the snapshot fetch and send Fetch again after the retry backoff (630-11). Ignored if no snapshot is
+    being fetched.
+    """
     if context.fetching_snapshot is None:
         return
     if failed:

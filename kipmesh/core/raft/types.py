@@ -72,7 +72,7 @@ class RaftConfig:
 
     @property
     def check_quorum_timeout_ms(self) -> int:
-        """Time without fetches from a majority of voters after which a leader resigns."""
+        """Time without fetches from a majority of voters after which a leader resigns: 1.5 times the fetch timeout."""
         return self.fetch_timeout_ms * 3 // 2
 
 
@@ -92,7 +92,7 @@ class LogView(Protocol):
 
     @property
     def log_start_offset(self) -> int:
-        """Offset of the first record."""
+        """Offset of the first record, or the log end offset if the log is empty."""
         ...
 
     @property

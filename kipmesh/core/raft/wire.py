@@ -37,13 +37,13 @@ def vote_request(config: RaftConfig, epoch: int, last_epoch: int, end_offset: in
 def epoch_request(
     kind: type[EpochRequest], config: RaftConfig, epoch: int, successors: tuple[int, ...] = ()
 ) -> EpochRequest:
-    """Return a BeginQuorumEpoch request or, with `successors`, an EndQuorumEpoch request for `epoch`."""
+    """Return a request of type `kind` for `epoch`; EndQuorumEpoch has the preferred `successors`."""
     partition = m.QuorumEpochPartition(0, config.node_id, epoch, successors)
     return kind(config.cluster_id, (m.QuorumEpochTopic(CLUSTER_METADATA_TOPIC, (partition,)),))
 
 
 def fetch_request(config: RaftConfig, epoch: int, offset: int, last_epoch: int, log_start: int) -> m.FetchRequest:
-    """Return a Fetch request from `offset`, where `last_epoch` is the epoch of the record before it."""
+    """Return a Fetch request from `offset`. `last_epoch`: epoch of the record before it; `log_start`: own log start."""
     partition = m.FetchPartition(0, epoch, offset, last_epoch, log_start, config.fetch_max_bytes)
     return m.FetchRequest(
         cluster_id=config.cluster_id,
@@ -84,7 +84,7 @@ def error_response(request: Request, error: ErrorCode) -> Response:
 
 
 def vote_response(election: ElectionState, error: ErrorCode, *, granted: bool = False) -> m.VoteResponse:
-    """Return a Vote response with the known leader and epoch."""
+    """Return a Vote response with the leader and epoch of `election`; `granted`: the candidate gets the vote."""
     partition = m.VotePartitionResponse(0, error, election.leader_id, election.epoch, granted)
     return m.VoteResponse(0, (m.VoteTopicResponse(CLUSTER_METADATA_TOPIC, (partition,)),))
 
@@ -108,7 +108,7 @@ def fetch_error(election: ElectionState, error: ErrorCode) -> m.FetchResponse:
 
 
 def with_records(response: Response, records: bytes) -> m.FetchResponse:
-    """Return a Fetch response with the records that its `Read` describes. Raises TypeError for any other response."""
+    """Return a Fetch response with `records` in its only partition. Raises TypeError for any other response."""
     partition = only_response_partition(response)
     if not isinstance(partition, m.PartitionData):
         raise TypeError(f"expected a Fetch response with one partition, got {type(response).__name__}")
@@ -116,7 +116,7 @@ def with_records(response: Response, records: bytes) -> m.FetchResponse:
 
 
 def only_response_partition(response: Response) -> ResponsePartition | None:
-    """Return the only partition of a response, or None if the response does not have exactly one."""
+    """Return the only partition of a response, or None unless it has exactly one, with index 0."""
     topics = response.responses if isinstance(response, m.FetchResponse) else response.topics
     match topics[0].partitions if len(topics) == 1 else ():
         case (

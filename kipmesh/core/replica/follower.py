@@ -15,7 +15,7 @@ BURST_MS = 1000
 
 
 def truncation_offset(leader: EpochEndOffset, local: EpochEndOffset, log_end_offset: int) -> int:
-    """Return the offset to which a follower truncates its diverged log.
+    """Return the offset to which a follower truncates its diverged log, at most `log_end_offset`.
 
     `leader`: largest epoch in the leader's log that is not above the follower's last epoch, with its end offset.
     `local`: largest epoch in the follower's log that is not above `leader.epoch`, with its end offset.
@@ -56,26 +56,32 @@ class FollowerWatermarks(NamedTuple):
 
     @classmethod
     def start(cls, leader_epoch: int, high_watermark: int) -> FollowerWatermarks:
-        """Return the watermarks of a new follower in `leader_epoch` whose own high watermark is `high_watermark`.
+        """Return the watermarks of a new follower in `leader_epoch`: both are its own `high_watermark`.
 
         The value received from an earlier leader is dropped: after an unclean election no log may reach it.
         """
         return cls(leader_epoch, high_watermark, high_watermark)
 
     def observe_leader(self, leader_high_watermark: int, log_end_offset: int) -> FollowerWatermarks:
-        """Apply the high watermark of a leader's response, after which the local log ends at `log_end_offset`."""
+        """Return the watermarks after a response of the leader, whose records are appended up to `log_end_offset`.
+
+        `leader` becomes `leader_high_watermark`, `own` becomes `leader` limited to the log end. Neither decreases.
+        """
         leader = max(self.leader, leader_high_watermark)
         own = follower_high_watermark(leader, log_end_offset, self.own)
         return self if leader == self.leader and own == self.own else FollowerWatermarks(self.leader_epoch, own, leader)
 
     def truncated(self, log_end_offset: int) -> FollowerWatermarks:
-        """Apply a truncation to `log_end_offset`; if that is below the own high watermark, both move back to it."""
+        """Return the watermarks after a truncation: both `log_end_offset` if that is below `own`, else unchanged."""
         if log_end_offset >= self.own:
             return self
         return FollowerWatermarks(self.leader_epoch, log_end_offset, log_end_offset)
 
     def restarted(self, leader_log_start: int) -> FollowerWatermarks:
-        """Apply a full truncation: the local log restarts at the leader's log start offset."""
+        """Return the watermarks after a full truncation, when the empty log restarts at `leader_log_start`.
+
+        `own` becomes `leader_log_start`. `leader` becomes `leader_log_start` only if that is higher.
+        """
         return FollowerWatermarks(self.leader_epoch, leader_log_start, max(self.leader, leader_log_start))
 
 
@@ -97,7 +103,7 @@ class Throttle:
         self._filled_ms = now_ms
 
     def set_limit(self, rate: int | None, now_ms: int) -> None:
-        """Change the limit to `rate` > 0 bytes per second, or None. A new limit starts with a full bucket."""
+        """Change the limit to `rate` > 0 bytes per second, None: no limit. A new limit starts with a full bucket."""
         if rate != self.rate:
             self.rate = rate
             self._filled_ms = now_ms
@@ -111,13 +117,13 @@ class Throttle:
         return self._bytes
 
     def consume(self, size_bytes: int, now_ms: int) -> None:
-        """Remove received bytes from the bucket."""
+        """Remove received bytes from the bucket, which may become negative. Does nothing without a limit."""
         if self.rate is not None:
             self._fill(self.rate, now_ms)
             self._bytes -= size_bytes
 
     def wait_ms(self, now_ms: int) -> int:
-        """Return the time until the bucket is not empty, in ms."""
+        """Return the time in ms until a fetch may start; 0 if the bucket is not empty or there is no limit."""
         if self.rate is None:
             return 0
         self._fill(self.rate, now_ms)

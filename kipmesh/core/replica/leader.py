@@ -37,10 +37,10 @@ class IsrChange(NamedTuple):
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class FollowerFetches:
-    """Last fetch of a follower's session, shared by all its partitions in that session.
+    """Broker epoch and time (monotonic ms) of the last fetch in a follower's fetch session.
 
-    A session's fetch repeats the positions of all its partitions but names and reads only changed ones (227-07,
-    227-10). So it also acknowledges the positions of partitions that it does not read.
+    The session's partitions share this object. An incremental fetch lists only partitions whose position has changed;
+    for the other partitions it confirms that their position is still the same (227-07, 227-10).
     """
 
     broker_epoch: int
@@ -49,7 +49,7 @@ class FollowerFetches:
 
 @dataclass(slots=True, eq=False)
 class FollowerProgress:
-    """Progress of one follower. `last_caught_up_ms`: when it last had the leader's whole log.
+    """Progress of one follower, as known by the leader. `last_caught_up_ms`: when it last had the leader's whole log.
 
     While the follower has the whole log, fetches of its session that do not read this partition prove that it still
     does: `apply_session_fetches` applies the time of the last such fetch before the leader's log grows. A follower that
@@ -88,7 +88,10 @@ class FollowerProgress:
         self.last_fetch_leader_end = leader_end
 
     def apply_session_fetches(self, leader_end: int) -> None:
-        """Apply later fetches of the session that did not read this partition. `leader_end` is the current log end."""
+        """Count the session's last fetch for this partition, if the follower has the log up to its end `leader_end`.
+
+        Updates the times of the last fetch and of being caught up. Does nothing for a follower that lags.
+        """
         fetches = self.fetches
         if fetches is not None and self.log_end_offset == leader_end and fetches.last_fetch_ms > self.last_fetch_ms:
             self.last_fetch_ms = fetches.last_fetch_ms
@@ -96,17 +99,17 @@ class FollowerProgress:
             self.last_caught_up_ms = max(self.last_caught_up_ms, fetches.last_fetch_ms)
 
     def detach_session(self, leader_end: int) -> None:
-        """Detach from the session, whose fetches no longer cover this partition."""
+        """Detach from the session, whose later fetches do not cover this partition. Its last fetch still counts."""
         self.apply_session_fetches(leader_end)
         self.fetches = None
 
     @property
     def last_session_fetch_ms(self) -> int:
-        """Time of the last fetch of this partition or of its session, 0 for never."""
+        """Time (monotonic ms) of the last fetch of this partition or of its session, 0 for never."""
         return max(self.last_fetch_ms, self.fetches.last_fetch_ms if self.fetches is not None else 0)
 
     def is_caught_up(self, leader_end: int, now_ms: int, lag_max_ms: int) -> bool:
-        """Whether the follower has the whole log, or had it within the last `lag_max_ms`."""
+        """Whether the follower has the whole log up to `leader_end`, or had it within the last `lag_max_ms`."""
         return self.log_end_offset == leader_end or now_ms - self.last_caught_up_ms <= lag_max_ms
 
 
@@ -152,7 +155,7 @@ class PartitionLeader:
 
     @property
     def is_under_min_isr(self) -> bool:
-        """Whether writes with acks=all must be refused (REP-04)."""
+        """Whether writes with acks=all must be refused: the ISR is smaller than `min_insync_replicas` (REP-04)."""
         return len(self.isr) < self.min_insync_replicas
 
     @property
@@ -161,11 +164,11 @@ class PartitionLeader:
         return self.high_watermark >= self.epoch_start_offset
 
     def members_last_fetch_ms(self) -> list[int]:
-        """Return the time of the last fetch of each other ISR member."""
+        """Return the time (monotonic ms, 0 for never) of the last fetch of each ISR member except this leader."""
         return [self.followers[member].last_session_fetch_ms for member in self.isr if member in self.followers]
 
     def appended(self, log_end_offset: int, now_ms: int) -> bool:
-        """Record that the leader's log grew; return whether the high watermark moved."""
+        """Record that the leader's log grew to `log_end_offset`; return whether the high watermark moved."""
         for progress in self.followers.values():
             progress.apply_session_fetches(self.log_end_offset)
         self.log_end_offset = log_end_offset
@@ -182,8 +185,8 @@ class PartitionLeader:
     ) -> bool:
         """Record a follower's fetch; return whether the high watermark moved. `replica` must be in `followers`.
 
-        `fetches`: session whose later fetches cover this partition without reading it. Ignored if the broker has
-        registered again since the fetch was sent: its old process may have had another log.
+        `fetches`: the session, whose later fetches cover this partition without reading it. Ignores the fetch and
+        returns False if the broker has registered again since it was sent: its old process may have had another log.
         """
         progress = self.followers[replica]
         if broker_epoch < progress.broker_epoch and broker_epoch != self.eligible_epoch(replica):
@@ -192,14 +195,14 @@ class PartitionLeader:
         return self.advance(now_ms)
 
     def follower_left(self, replica: int) -> None:
-        """Record that a follower's session no longer contains this partition."""
+        """Record that a follower's fetch session no longer contains this partition. Ignored for other brokers."""
         progress = self.followers.get(replica)
         if progress is not None:
             progress.detach_session(self.log_end_offset)
 
     @property
     def has_followers_behind(self) -> bool:
-        """Whether any follower lacks records. If not, no member can fall out of sync by time."""
+        """Whether any follower, in the ISR or not, has another log end than the leader or has not fetched yet."""
         return any(progress.log_end_offset != self.log_end_offset for progress in self.followers.values())
 
     def _is_eligible(self, replica: int) -> bool:
@@ -233,7 +236,11 @@ class PartitionLeader:
         return IsrChange(tuple(members), self.leader_epoch, self.partition_epoch)
 
     def isr_to_join(self, replica: int) -> IsrChange | None:
-        """Return the ISR change that adds `replica` after its fetch, or None if it is a member or not in sync."""
+        """Return the ISR change that adds the follower `replica` after its fetch, or None if it may not join now.
+
+        It may join if no change is pending, it is not a member, its registration is eligible and its log directory
+        online, and its log end has reached the high watermark and the start of the leader's epoch.
+        """
         if self.pending is not None or replica in self.isr or not self._is_eligible(replica):
             return None
         end = self.followers[replica].log_end_offset
@@ -242,7 +249,10 @@ class PartitionLeader:
         return None
 
     def isr_without_laggards(self, now_ms: int) -> IsrChange | None:
-        """Return the ISR change that removes members that lag for more than `lag_max_ms`, or None if there are none."""
+        """Return the ISR change that removes members that lag for more than `lag_max_ms`.
+
+        None if there are no such members or a change is pending.
+        """
         if self.pending is not None:
             return None
         laggards = {
@@ -254,7 +264,7 @@ class PartitionLeader:
         return self._change(self.isr - laggards) if laggards else None
 
     def isr_change_sent(self, change: IsrChange) -> None:
-        """Record that the change was sent to the controller."""
+        """Record that the change was sent to the controller: it becomes `pending` and counts for the maximal ISR."""
         self.pending = change
 
     def isr_change_refused(self) -> None:
@@ -266,7 +276,10 @@ class PartitionLeader:
         self.pending = None
 
     def isr_changed(self, isr: Collection[int], partition_epoch: int, now_ms: int) -> bool:
-        """Apply an ISR of the metadata log unless `partition_epoch` is old; return whether the high watermark moved."""
+        """Apply an ISR of the metadata log and drop the pending change; return whether the high watermark moved.
+
+        Ignored unless `partition_epoch` is newer than the current one.
+        """
         if partition_epoch <= self.partition_epoch:
             return False
         self.partition_epoch = partition_epoch

@@ -53,11 +53,11 @@ class ReplicaView(NamedTuple):
 
     @property
     def rack(self) -> str | None:
-        """Rack of the broker."""
+        """Rack of the broker, or None if it has no rack."""
         return self.endpoint.rack
 
     def holds(self, fetch_offset: int | None) -> bool:
-        """Whether log start <= fetch offset <= log end. Unknown values are ignored."""
+        """Whether log start <= fetch offset <= log end. A comparison with an unknown value (None) counts as true."""
         if fetch_offset is None:
             return True
         if self.log_start_offset is not None and fetch_offset < self.log_start_offset:
@@ -105,7 +105,7 @@ class ReplicaSelector(Protocol):
 
 
 class LeaderSelector(ReplicaSelector):
-    """Always selects the leader. The default (392-12)."""
+    """A `ReplicaSelector` that always selects the leader. The default (392-12)."""
 
     def select(self, topic_partition: TopicPartition, client: ClientMetadata, view: PartitionView) -> ReplicaView:
         """Return the leader."""
@@ -113,15 +113,20 @@ class LeaderSelector(ReplicaSelector):
 
 
 class RackAwareReplicaSelector(ReplicaSelector):
-    """Selects a replica in exactly the client's rack (392-12).
+    """A `ReplicaSelector` that selects a replica in the client's rack (392-12).
 
-    The leader if it is in that rack. Otherwise an in-sync replica in the rack that has the fetch offset, chosen by a
-    stable hash of client id and partition. Otherwise the leader. The hash ranks each replica separately (rendezvous
-    hashing), so a client moves only if its own replica is added or removed.
+    The leader if it is in that rack. Otherwise an in-sync replica in the rack that has the fetch offset; if there are
+    several, one by a stable hash of client id and partition, and not the most caught-up one as in Apache Kafka.
+    Otherwise the leader. The hash ranks each replica separately (rendezvous hashing), so a client moves only if its
+    replica is removed or a replica with a higher rank is added.
     """
 
     def select(self, topic_partition: TopicPartition, client: ClientMetadata, view: PartitionView) -> ReplicaView:
-        """Return a replica in the client's rack, or the leader."""
+        """Return the leader if it is in the client's rack, or the client has none; otherwise a follower in that rack.
+
+        The follower is in sync and has the fetch offset. Of several, the one with the greatest `stable_rank` is
+        returned, not the most caught-up one as in Apache Kafka. Without such a follower, returns the leader.
+        """
         leader, rack = view.leader, client.rack_id
         if not rack or leader.rack == rack:
             return leader
@@ -132,7 +137,7 @@ class RackAwareReplicaSelector(ReplicaSelector):
 
 
 def stable_rank(client_id: str, topic_partition: TopicPartition, node_id: int) -> bytes:
-    """Return the rank of a replica for this client and partition. Equal in every process; only for comparison."""
+    """Return the rank of a replica for this client and partition. The greatest is selected. Equal in every process."""
     text = f"{topic_partition.topic}\0{topic_partition.partition}\0{node_id}\0{client_id}"
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
@@ -148,7 +153,7 @@ SELECTORS: Final[Mapping[str, Callable[[], ReplicaSelector]]] = {
 
 
 class SelectorFailure(Enum):
-    """How a plugin failed; the value is the label in metrics."""
+    """How a plugin failed: it raised an exception, or selected no replica of the view. The value is a metric label."""
 
     RAISED = "raised"
     UNKNOWN_REPLICA = "unknown-replica"
@@ -172,7 +177,7 @@ class GuardedSelector:
         return type(self.selector) is LeaderSelector
 
     def select(self, topic_partition: TopicPartition, client: ClientMetadata, view: PartitionView) -> ReplicaView:
-        """Return the replica of the view that the selector chose, or the leader."""
+        """Return the replica of the view that the selector chose, or the leader if it chose none or failed."""
         try:
             chosen: object = self.selector.select(topic_partition, client, view)
         except Exception as error:
@@ -188,7 +193,7 @@ class GuardedSelector:
         return view.leader
 
     def close(self) -> None:
-        """Close the plugin. An exception is only reported."""
+        """Close the plugin. An exception is counted and reported, not raised."""
         try:
             self.selector.close()
         except Exception as error:

@@ -37,7 +37,7 @@ def _known(offset: int) -> int | None:
 
 
 def progress_of_leader(leader: PartitionLeader, log_start_offset: int, now_ms: int) -> dict[int, ReplicaProgress]:
-    """Return the progress of all replicas as known by the leader.
+    """Return the progress of all replicas by broker id, as known by the leader and including it.
 
     `log_start_offset` is the leader's own; `now_ms` is of the clock used by `leader`.
     """
@@ -61,7 +61,7 @@ def view_of(
     progress: Mapping[int, ReplicaProgress] = MappingProxyType({}),
     fetch_offset: int | None = None,
 ) -> PartitionView | None:
-    """Return the view of a partition, or None if its leader is not online.
+    """Return the view of a partition, or None if its leader is not one of its online replicas.
 
     `endpoints` has the online brokers that have the client's listener. Without `progress` and `fetch_offset`, those
     fields of the view are None (392-15, 392-16).
@@ -78,10 +78,10 @@ def view_of(
 
 
 def may_redirect(replica_id: int, client: ClientMetadata, selector: GuardedSelector) -> bool:
-    """Whether a leader consults its selector for a fetch: a consumer's with a rack (392-13, 392-17).
+    """Whether a leader consults its selector for a fetch: only for a consumer (-1) with a rack (392-13, 392-17).
 
-    Not for brokers, nor for replica id -2, whose client has already selected. Cheap, to be called before building a
-    view.
+    False for brokers, for replica id -2, whose client has already selected, and with `LeaderSelector`. Cheap: call it
+    before building a view.
     """
     return replica_id == CONSUMER_ID and bool(client.rack_id) and not selector.always_leader
 
@@ -92,7 +92,7 @@ def preferred_read_replica(
     client: ClientMetadata,
     view: PartitionView | None,
 ) -> int:
-    """Return the replica to send the client to, or -1 to serve it here (392-13, 392-15)."""
+    """Return the broker id of the selected follower, or -1 for the leader or without a view (392-13, 392-15)."""
     if view is None:
         return NO_REPLICA
     chosen = selector.select(topic_partition, client, view).node_id
@@ -112,7 +112,7 @@ def redirect_by_leader(
     fetch_offset: int,
     now_ms: int,
 ) -> int:
-    """Return the replica to redirect a fetch to, or -1 if the leader serves it (392-13).
+    """Return the broker id of the replica to redirect a fetch to, or -1 if the leader serves it (392-13).
 
     A leader calls it after checking epochs and before checking the offset, because a follower may still have records
     that the leader's retention has deleted.

@@ -28,24 +28,24 @@ class OffsetCase(Enum):
     READABLE = "readable"
     """Below the replica's high watermark: there are records to read."""
     CAUGHT_UP = "caught-up"
-    """At the log end and the high watermark: nothing to read, and none of the four cases."""
+    """At the log end and the high watermark, which the leader has not passed: nothing to read. Not one of the four."""
     UNCOMMITTED = "uncommitted"
-    """Case 1 (392-03)."""
+    """Case 1: from the high watermark to the log end, so not known as committed yet. No error (392-03)."""
     UNAVAILABLE = "unavailable"
-    """Case 2 (392-04)."""
+    """Case 2: above the log end, up to the leader's high watermark (392-04)."""
     TOO_SMALL = "too-small"
-    """Case 3 (392-05)."""
+    """Case 3: below the log start (392-05)."""
     TOO_LARGE = "too-large"
-    """Case 4 (392-06)."""
+    """Case 4: above the log end and the leader's high watermark (392-06)."""
 
     @property
     def error_code(self) -> ErrorCode:
-        """Error code of the partition in the response."""
+        """Error code in the response: OFFSET_NOT_AVAILABLE (case 2), OFFSET_OUT_OF_RANGE (cases 3 and 4), else NONE."""
         return _ERRORS.get(self, ErrorCode.NONE)
 
     @property
     def is_counted(self) -> bool:
-        """Whether it is one of the four cases."""
+        """Whether the metric of offset cases counts it: one of the four cases, not READABLE or CAUGHT_UP."""
         return self not in (OffsetCase.READABLE, OffsetCase.CAUGHT_UP)
 
 
@@ -106,9 +106,10 @@ def compares_epochs(
 ) -> bool:
     """Whether to compare a fetch's last fetched epoch with this log (`follower.has_diverged`).
 
-    A leader always does. A follower does only for offsets within its log: beyond its end it does not know how the epoch
-    continues, and at its start it does not know the epoch before. There the four cases decide. A consumer that receives
-    a diverging epoch from a follower verifies it with the leader (392-08).
+    False if that epoch is unknown (-1). A leader always compares. A follower does only for offsets within its log:
+    beyond its end it does not know how the epoch continues, and at its start it does not know the epoch before. There
+    the four cases decide. A consumer that receives a diverging epoch from a follower verifies it with the leader
+    (392-08).
     """
     return last_fetched_epoch >= 0 and (is_leader or log_start_offset < fetch_offset <= log_end_offset)
 
@@ -144,7 +145,7 @@ def epoch_end_for(
 
 
 def isolated_at_ms(responded_ms: int, controller_changed_ms: int, timeout_ms: int) -> int:
-    """Return when a broker becomes isolated from the controllers unless it receives a heartbeat response before.
+    """Return when (ms) a broker becomes isolated from the controllers unless it receives a heartbeat response before.
 
     `responded_ms`: sending time of the last heartbeat that got a response. Like a lease, this is earlier than the
     controller's own start time. `controller_changed_ms`: when a new controller or controller epoch last became known.

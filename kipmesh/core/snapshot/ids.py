@@ -62,9 +62,10 @@ def age_order(snapshot_id: SnapshotId) -> tuple[int, int]:
 
 
 def latest_end(log_end_offset: int, log_epoch: int, snapshot_id: SnapshotId | None) -> SnapshotId:
-    """Return the later of a log's end and a snapshot's end, which counts in elections (630-13).
+    """Return the later of a log's end and a snapshot's end, by epoch, then offset; it counts in elections (630-13).
 
-    `log_epoch` is -1 for an empty log, whose end then does not count.
+    `log_epoch` is -1 for an empty log, so that the end of any snapshot is later. Without a snapshot, returns the log's
+    end.
     """
     log_end = SnapshotId(log_end_offset, log_epoch)
     return log_end if snapshot_id is None else max(log_end, snapshot_id, key=age_order)

@@ -83,14 +83,17 @@ def leader_log_start(
 
 
 def follower_log_start(log_start: int, leader_log_start: int, latest: SnapshotId | None) -> int:
-    """Return the log start of a follower or observer: the leader's, but at most the end of its latest snapshot."""
+    """Return the log start of a follower or observer: the leader's, but at most the end of its `latest` snapshot.
+
+    Never below `log_start`, its current one, which it keeps without a snapshot.
+    """
     if latest is None:
         return log_start
     return max(log_start, min(leader_log_start, latest.end_offset))
 
 
 def obsolete(log_start: int, snapshot_ids: Iterable[SnapshotId]) -> tuple[SnapshotId, ...]:
-    """Return the snapshots to delete, oldest first (630-06)."""
+    """Return the snapshots to delete, oldest first: those that end below the log start (630-06)."""
     return tuple(sorted((each for each in snapshot_ids if each.end_offset < log_start), key=age_order))
 
 
@@ -98,7 +101,7 @@ def needs_snapshot(fetch_offset: int, last_fetched_epoch: int, log_start: int, o
     """Whether a fetch position gets the latest snapshot's id instead of records (630-08).
 
     True below the log start, at a log start above 0 with another epoch than the oldest snapshot's, and with a last
-    fetched epoch older than that: the log cannot check such a position.
+    fetched epoch older than that: the log cannot check such a position. False without snapshots.
     """
     if oldest is None or (fetch_offset == 0 and log_start == 0):
         return False
@@ -132,7 +135,7 @@ class StartFromSnapshot(NamedTuple):
 
 
 class StartRefused(NamedTuple):
-    """Do not start. `problem` is what is wrong; the caller adds the remediation."""
+    """Do not start. `problem` describes the cause; the caller adds the remediation."""
 
     problem: str
 
@@ -150,7 +153,11 @@ def candidates(snapshot_ids: Sequence[SnapshotId]) -> list[SnapshotId]:
 
 
 def start(valid: SnapshotId | None, corrupt: Sequence[SnapshotId], log: LogExtent, *, is_voter: bool) -> Start:
-    """Decide how a replica starts. `valid`: newest valid snapshot; `corrupt`: snapshots that failed validation."""
+    """Decide how a replica starts: from the snapshot `valid`, or from the log if there is none and it begins at 0.
+
+    If neither is possible, an observer fetches everything and a voter refuses. Args: valid: newest valid snapshot;
+    corrupt: snapshots that failed validation, for the message.
+    """
     if valid is not None:
         if age_order(valid) > (log.last_epoch, log.end_offset) or _replaces_log_end(valid, log):
             return StartFromSnapshot(valid, replaces_log=True)

@@ -67,7 +67,10 @@ class SnapshotSchedule:
             self._outdated.update(outdated)
 
     def due(self, now_ms: int) -> SnapshotReason | None:
-        """Return why a snapshot is due now, or None if it is not."""
+        """Return why a snapshot is due now, or None if it is not.
+
+        None while one is in progress, if nothing was appended, and for `RETRY_MS` after a failure.
+        """
         if self.is_in_progress or not self.record_bytes or now_ms < self._retry_ms:
             return None
         limits = self._limits
@@ -92,7 +95,7 @@ class SnapshotSchedule:
         self._outdated, self.record_bytes = set(), 0
 
     def completed(self, records: int, now_ms: int) -> None:
-        """Record that the snapshot is complete with `records` records. Ignored if another one was loaded meanwhile."""
+        """Record that the snapshot in progress is complete with `records` records. Ignored if `loaded` discarded it."""
         if self._in_progress is None:
             return
         self._in_progress = None
@@ -100,7 +103,10 @@ class SnapshotSchedule:
         self._since_ms = now_ms
 
     def failed(self, now_ms: int) -> None:
-        """Record that the snapshot failed: its changes count again, and the next attempt is after `RETRY_MS`."""
+        """Record that the snapshot in progress failed. Ignored if none is in progress.
+
+        The changes counted before it count again, and no snapshot is due until `RETRY_MS` after `now_ms`.
+        """
         if self._in_progress is None:
             return
         outdated, record_bytes = self._in_progress
@@ -110,7 +116,7 @@ class SnapshotSchedule:
         self._retry_ms = now_ms + RETRY_MS
 
     def loaded(self, records: int, now_ms: int) -> None:
-        """Reset for an image that was loaded from a snapshot with `records` records. Discards one in progress."""
+        """Reset for an image loaded from a snapshot with `records` records. Discards a snapshot in progress."""
         self._in_progress = None
         self._retry_ms = 0
         self._outdated, self.record_bytes = set(), 0

@@ -93,6 +93,8 @@ def plan_fetch_snapshot(
     """Plan the response to a FetchSnapshot request (630-10, 630-11).
 
     `partitions`: served partitions by (topic, partition). `response_bytes_max`: `replica.fetch.response.max.bytes`.
+    Errors are in the response: INCONSISTENT_CLUSTER_ID at top level; for a partition UNKNOWN_TOPIC_OR_PARTITION,
+    FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH, NOT_LEADER_OR_FOLLOWER, SNAPSHOT_NOT_FOUND, POSITION_OUT_OF_RANGE.
     """
     if request.cluster_id not in (None, cluster_id):
         return FetchSnapshotPlan(m.FetchSnapshotResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID), ())
@@ -121,7 +123,7 @@ def _partition_response(requested: m.PartitionSnapshot, served: ServedPartition 
 
 
 def _check(requested: m.PartitionSnapshot, served: ServedPartition | None) -> tuple[ErrorCode, int]:
-    """Return the error code and, without an error, the size of the snapshot."""
+    """Return (error code, size of the snapshot in bytes); the size is 0 with an error."""
     if served is None:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 0
     if 0 <= requested.current_leader_epoch < served.leader.leader_epoch:
@@ -142,7 +144,7 @@ def _check(requested: m.PartitionSnapshot, served: ServedPartition | None) -> tu
 
 
 class FetchState(Enum):
-    """State of a transfer."""
+    """State of a transfer. WHOLE: all bytes are written; ENDED: an error ended it."""
 
     FETCHING = "fetching"
     WHOLE = "whole"
@@ -191,7 +193,11 @@ class SnapshotFetch:
         return m.PartitionSnapshot(self.partition, leader_epoch, self.snapshot_id, self.position)
 
     def on_response(self, response: m.PartitionSnapshotResponse) -> Step:
-        """Return what to do with this partition's part of a response. An error ends the transfer."""
+        """Return what to do with this partition's part of a response.
+
+        An error code or an inconsistent size (CORRUPT_MESSAGE) ends the transfer. A response is ignored if it has no
+        bytes, is for another snapshot or position, or arrives while bytes are being written or after the end.
+        """
         if self.state is not FetchState.FETCHING or self._writing:
             return Ignored("no request is in flight")
         if response.snapshot_id not in (None, self.snapshot_id):
@@ -240,7 +246,10 @@ def fetch_request(
 
 
 def steps(fetches: Sequence[SnapshotFetch], response: m.FetchSnapshotResponse) -> list[tuple[SnapshotFetch, Step]]:
-    """Return what to do for each transfer after a response. A partition that is missing in it is requested again."""
+    """Return (transfer, step) pairs for a response. A top-level error ends all transfers.
+
+    A transfer whose partition is missing in the response gets `Ignored`: it is requested again.
+    """
     if response.error_code:
         return [(fetch, fetch.fail(response.error_code, "the leader returned an error")) for fetch in fetches]
     partitions = {(topic.name, data.index): data for topic in response.topics for data in topic.partitions}
