@@ -97,7 +97,10 @@ class ScramExchange:
         self.server_first = f"r={self._nonce},s={salt},i={stored.iterations}"
 
     def finish(self, data: bytes) -> bytes:
-        """Verify the client-final message and return the server-final one. Raises ScramError if it is invalid."""
+        """Verify the client-final message and return the server-final message.
+
+        Raises ScramError if the message is malformed or the proof is wrong.
+        """
         text = _text(data)
         without_proof, comma, proof = text.rpartition(",p=")
         parts = without_proof.split(",")

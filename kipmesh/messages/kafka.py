@@ -67,7 +67,7 @@ class Out(bytearray):
 
 
 def read_varint(view: memoryview | bytes, at: int) -> tuple[int, int]:
-    """Return an unsigned varint of at most five bytes and the position after it. Raises MalformedError, IndexError."""
+    """Return (unsigned varint of at most five bytes, position after it). Raises MalformedError or IndexError."""
     value = shift = 0
     while True:
         byte = view[at]
@@ -89,12 +89,12 @@ def put_varint(out: bytearray, value: int) -> None:
 
 
 def not_null(name: str) -> MalformedError:
-    """Return the error for a null in a field that is not nullable."""
+    """Return, without raising it, the error for a null in a field that is not nullable."""
     return MalformedError(f"{name} must not be null")
 
 
 def too_long(name: str, size: int, left: int) -> MalformedError:
-    """Return the error for a length beyond the end of the message."""
+    """Return, without raising it, the error for a length beyond the end of the message."""
     return MalformedError(f"{name} has length {size}, but only {left} bytes are left")
 
 
@@ -191,7 +191,7 @@ class Codec:
         self._read, self.write = _compiled(of, _Form(version, flexible, strict), {})
 
     def read(self, view: memoryview | bytes, at: int = 0, items_max: int = ITEMS_MAX) -> tuple[Any, int]:
-        """Return the message at position `at`, and the position after it. Raises MalformedError."""
+        """Return (message at position `at`, position after it). Raises MalformedError, also above `items_max` items."""
         try:
             return self._read(view, at, [items_max])
         except MalformedError:

@@ -348,7 +348,7 @@ def _decode_cases(source: Source, each: Field) -> list[tuple[int, list[str]]]:
 
 
 def decode(of: type[Message], data: bytes) -> Any:
-    """Decode a message of type `of`. Raises MalformedError."""
+    """Decode a message of type `of`. Raises MalformedError for invalid bytes; skips unknown fields."""
     try:
         return _decoder(of)(data, 0, len(data))
     except MalformedError:

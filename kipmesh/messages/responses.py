@@ -27,7 +27,7 @@ class Place(NamedTuple):
 
 
 def error_places(of: type[Message]) -> Place:
-    """Return where a message type has error codes."""
+    """Return where a message type has error codes: in itself and in the items of its lists, recursively."""
     inner = []
     for each in of.message_fields:
         if isinstance(each.type, Array) and is_message(each.type.of):
@@ -50,7 +50,7 @@ def add_errors(place: Place, value: Any, codes: list[int]) -> None:
 
 
 def has_success(place: Place, value: Any) -> bool:
-    """Return whether at least one item of a response has no error."""
+    """Return whether at least one item of a response has no error; without such lists, whether it has none itself."""
     if not place.inner:
         return not value.error_code
     return any(has_success(inner, item) for items, inner in place.inner for item in items(value) or ())
@@ -66,6 +66,7 @@ def make_error_response(
 ) -> Any | None:
     """Return a response to `request` with an error, or None if `version` has no field for it.
 
+    The error is at top level if the response can have it there, otherwise in an item for each item of the request.
     Args: code, message: the error; version: version of Kafka's format, None for gRPC.
     """
     lists = [each for each in _present(response_type, version) if each.mirrors is not None]

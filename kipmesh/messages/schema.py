@@ -49,7 +49,7 @@ _UNSET: Any = object()
 
 
 def zero_of(kind: Any) -> Any:
-    """Return the zero or empty value of the scalar type with this name."""
+    """Return the zero or empty value of the scalar type with this name, for example "" for "string"."""
     return _ZEROS.get(kind, 0)
 
 
@@ -72,7 +72,7 @@ NEVER = Versions(0, -1)
 
 
 def parse_versions(text: str) -> Versions:
-    """Parse a range in the notation of Kafka's schemas: `0+`, `1-6`, `3`, or "" for no version."""
+    """Parse a range in the notation of Kafka's schemas: `0+`, `1-6`, `3`, or "" for NEVER. Raises ValueError."""
     if not text:
         return NEVER
     if text.endswith("+"):

@@ -136,7 +136,7 @@ class Api:
     def decode(self, view: memoryview, at: int, version: int, items_max: int = ITEMS_MAX) -> Any:
         """Return the request whose body starts at `at`, with at most `items_max` list items.
 
-        Ignores trailing bytes, as Apache Kafka does. Raises MalformedError.
+        Ignores trailing bytes, as Apache Kafka does. Raises MalformedError for invalid bytes or too many items.
         """
         return self.request_codec(version).read(view, at, items_max)[0]
 
@@ -163,13 +163,16 @@ class Api:
         return error_places(self.response)
 
     def errors(self, response: Any) -> list[int]:
-        """Return all error codes of a response and its items, except 0."""
+        """Return the error codes of a response and its items as a list with repetitions, without 0."""
         codes: list[int] = []
         add_errors(self._error_places, response, codes)
         return codes
 
     def has_success(self, response: Any) -> bool:
-        """Return whether a response has no top-level error and at least one item without an error."""
+        """Return whether a request succeeded at least in part.
+
+        True if the response has no top-level error and at least one item without an error, or no lists of such items.
+        """
         return not getattr(response, "error_code", 0) and has_success(self._error_places, response)
 
     def error_response(
@@ -430,11 +433,11 @@ class Method:
         self.path = f"/{PROTO_PACKAGE}.{api.service.name}/{self.name}"
 
     def decode_request(self, data: bytes) -> Any:
-        """Decode a request. Raises MalformedError."""
+        """Decode a request. Raises MalformedError for invalid bytes."""
         return proto.decode(self.api.request, data)
 
     def decode_response(self, data: bytes) -> Any:
-        """Decode a response. Raises MalformedError."""
+        """Decode a response. Raises MalformedError for invalid bytes."""
         return proto.decode(self.api.response, data)
 
 

@@ -32,7 +32,7 @@ _UNSUPPORTED = frozenset({"SaslHandshake", "SaslAuthenticate"})
 
 
 class Faults:
-    """The faults of one broker, oldest first. Not thread-safe."""
+    """The faults of one broker, oldest first: an `Interceptor`. Not thread-safe."""
 
     def __init__(self) -> None:
         self._faults: dict[int, InjectedFault] = {}
@@ -40,7 +40,7 @@ class Faults:
         self._names: frozenset[str] = frozenset()
 
     def set_api_names(self, names: frozenset[str]) -> None:
-        """Set the names of the APIs that can have faults."""
+        """Set the names of the APIs that can have faults. SaslHandshake and SaslAuthenticate are left out."""
         self._names = names - _UNSUPPORTED
 
     def add(self, fault: InjectedFault) -> int:
@@ -80,21 +80,21 @@ class Faults:
         return list(self._faults.values())
 
     def clear(self, ids: frozenset[int] = frozenset()) -> int:
-        """Remove the faults with these ids, all if there are none, and return the number of removed faults."""
+        """Remove the faults with these ids, or all faults if `ids` is empty; return the number of removed faults."""
         removed = [number for number in self._faults if not ids or number in ids]
         for number in removed:
             del self._faults[number]
         return len(removed)
 
     def find(self, api_name: str, client_id: str) -> InjectedFault | None:
-        """Return the oldest fault that matches a request, or None. Call `count` if it is used."""
+        """Return the oldest fault that matches a request, or None. Does not count it as applied (`count`)."""
         for fault in self._faults.values():
             if fault.api_name == api_name and fault.client_id in ("", client_id):
                 return fault
         return None
 
     def count(self, fault: InjectedFault) -> None:
-        """Count one use of a fault, and remove it after the last."""
+        """Count one application of a fault, and remove the fault after the last. Ignored for a removed fault."""
         current = self._faults.get(fault.fault_id)
         if current is None:
             return
@@ -104,7 +104,10 @@ class Faults:
             del self._faults[fault.fault_id]
 
     async def handle(self, api: Api, request: Any, context: RequestContext, handler: Handler) -> Any:
-        """Return the response to one request, using the matching fault if there is one. Raises CloseConnection."""
+        """Return the response to one request, to which the matching fault is applied if there is one.
+
+        Raises CloseConnection if the fault closes connections, or its error has no field in the response.
+        """
         fault = None if request is None else self.find(api.name, context.client_id)
         if fault is None:
             return await handler(request, context)

@@ -72,7 +72,7 @@ class RequestMetrics(Collector):
         sizes: tuple[int, int],
         took_s: float,
     ) -> None:
-        """Count a completed request that took `took_s` seconds. `sizes`: bytes of request and response."""
+        """Count a request that took `took_s` seconds. `sizes`: bytes of (request, response); not counted for gRPC."""
         if context.version is None:
             # Fetches of followers and of consumers are separate series, as in Apache Kafka.
             name = api.name
@@ -94,7 +94,7 @@ class RequestMetrics(Collector):
             numbers.errors.update(codes)
 
     def collect(self) -> Iterator[Metric]:
-        """Return the metrics of both front ends."""
+        """Yield the metrics of both front ends."""
         prefix = "kafka_network_requestmetrics_"
         requests = CounterMetricFamily(prefix + "requests", "Completed requests.", labels=["request", "version"])
         received = CounterMetricFamily(prefix + "requestbytes", "Bytes of requests.", labels=["request"])

@@ -25,7 +25,7 @@ from kipmesh.transport.metrics import RequestMetrics
 Handler = Callable[[Any, RequestContext], Awaitable[Any]]
 Handlers = Mapping[Api, Handler]
 Observer = Callable[[RequestContext, Any, Any, int, int], None]
-"""Receives context, request, response, and the bytes of request and response."""
+"""Receives context, request, response, and the sizes of request and response in bytes."""
 StreamEnded = Callable[[RequestContext], None]
 
 NO_RESPONSE = None
@@ -50,7 +50,7 @@ class Interceptor(Protocol):
         """Receive the names of the APIs that have handlers."""
 
     async def handle(self, api: Api, request: Any, context: RequestContext, handler: Handler) -> Any:
-        """Return the response to a request, with or without calling `handler`."""
+        """Return the response to a request, with or without calling `handler`. May raise CloseConnection."""
 
 
 class Pipeline:
@@ -89,9 +89,9 @@ class Pipeline:
             faults.set_api_names(frozenset(api.name for api in handlers if api.versions != NEVER))
 
     async def handle(self, api: Api, request: Any, context: RequestContext) -> Any:
-        """Return the response to one request, or NO_RESPONSE.
+        """Return the response to one request, or NO_RESPONSE. A KafkaError of the handler becomes an error response.
 
-        Raises CloseConnection if a handler does, or if its KafkaError has no field in the response.
+        Raises CloseConnection if the handler or a fault does, or if the response has no field for the error.
         """
         handler = self.handlers[api]
         try:
@@ -113,9 +113,10 @@ class Pipeline:
         sizes: tuple[int, int],
         started_s: float,
     ) -> None:
-        """Count a completed request and notify its observer.
+        """Count a completed request and notify the observer of its API, unless only nodes send it.
 
-        `sizes`: bytes of request and response; `started_s`: `perf_counter` at the arrival of the request.
+        The observer is not called for NO_RESPONSE. `sizes`: bytes of (request, response); `started_s`: `perf_counter`
+        at the arrival of the request.
         """
         if self._metrics is not None:
             self._metrics.finished(api, context, request, response, sizes, perf_counter() - started_s)

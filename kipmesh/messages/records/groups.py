@@ -46,7 +46,7 @@ class MemberMetadata(Message):
 
 
 class GroupMetadataValue(Message, versions="0-4", flexible="4+"):
-    """A generation of a group. Without members, it is empty since `current_state_timestamp`."""
+    """A generation of a group. A group without members is empty since `current_state_timestamp` (ms)."""
 
     protocol_type: str = field()
     generation: Int32 = field()
@@ -64,7 +64,7 @@ class TopicPartitionList(Message):
 
 
 class Subscription(Message, versions="0-3"):
-    """The topics of a member, and its partitions in `generation_id` (-1: unknown)."""
+    """The topics that a member subscribes to, and the partitions that it owned in `generation_id` (-1: unknown)."""
 
     topics: Sequence[str] = field()
     user_data: bytes | None = field()
@@ -74,7 +74,7 @@ class Subscription(Message, versions="0-3"):
 
 
 class Assignment(Message, versions="0-3"):
-    """The partitions of a member."""
+    """The partitions that are assigned to a member."""
 
     assigned_partitions: Sequence[TopicPartitionList] = field()
     user_data: bytes | None = field()

@@ -24,7 +24,7 @@ class BrokerEndpoint(Message):
 
 
 class BrokerFeature(Message):
-    """A range of levels that a node supports."""
+    """The range of levels of one feature, for example `metadata.version`, that a node supports."""
 
     name: str = field()
     min_supported_version: Int16 = field()
@@ -86,7 +86,7 @@ class PartitionRecord(Message, key=3, versions="0-2", flexible="0+"):
 
 
 class ConfigRecord(Message, key=4, versions="0", flexible="0+"):
-    """A configuration key of a topic (type 2) or broker (4); None removes it."""
+    """Sets a configuration key of a topic (`resource_type` 2) or broker (4). A `value` of None removes the key."""
 
     resource_type: Int8 = field()
     resource_name: str = field()
@@ -145,7 +145,7 @@ class DelegationTokenRecord(Message, key=10, versions="0", flexible="0+"):
 
 
 class UserScramCredentialRecord(Message, key=11, versions="0", flexible="0+"):
-    """A SCRAM credential."""
+    """Sets the SCRAM credential of a user for one mechanism."""
 
     name: str = field()
     mechanism: Int8 = field()
@@ -156,14 +156,14 @@ class UserScramCredentialRecord(Message, key=11, versions="0", flexible="0+"):
 
 
 class FeatureLevelRecord(Message, key=12, versions="0", flexible="0+"):
-    """A finalized feature level. `metadata.version` is the first record of a log."""
+    """Sets the finalized level of a feature. The record of `metadata.version` is the first of a log."""
 
     name: str = field()
     feature_level: Int16 = field()
 
 
 class ClientQuotaRecord(Message, key=14, versions="0", flexible="0+"):
-    """A quota of an entity."""
+    """Sets a quota of an entity, or removes it if `remove` is true."""
 
     entity: Sequence[EntityData] = field()
     key: str = field()
@@ -172,7 +172,7 @@ class ClientQuotaRecord(Message, key=14, versions="0", flexible="0+"):
 
 
 class ProducerIdsRecord(Message, key=15, versions="0", flexible="0+"):
-    """The start of the next block of producer ids."""
+    """Allocates a block of producer ids to a broker; `next_producer_id` is the first id after it."""
 
     broker_id: Int32 = field()
     broker_epoch: Int64 = field(default=-1)
@@ -180,7 +180,7 @@ class ProducerIdsRecord(Message, key=15, versions="0", flexible="0+"):
 
 
 class BrokerRegistrationChangeRecord(Message, key=17, versions="0-2", flexible="0+"):
-    """A change of a broker: fenced is 1, unfenced -1, unchanged 0.
+    """A change of a broker. `fenced` and `in_controlled_shutdown` are 1 (true), -1 (false) or 0 (unchanged).
 
     `kipmesh.core.metadata.fencing` describes the effect on partitions. Only kipmesh has the last two fields."""
 
@@ -225,7 +225,7 @@ class ZkMigrationStateRecord(Message, key=21, versions="0", flexible="0+"):
 
 
 class RemoveUserScramCredentialRecord(Message, key=22, versions="0", flexible="0+"):
-    """Removes a SCRAM credential."""
+    """Removes the SCRAM credential of a user for one mechanism."""
 
     name: str = field()
     mechanism: Int8 = field()

@@ -65,12 +65,12 @@ class TransportError(Exception):
 
     @property
     def timed_out(self) -> bool:
-        """Whether the call exceeded the caller's time limit."""
+        """Whether the call exceeded its time limit (DEADLINE_EXCEEDED)."""
         return self.code is grpc.StatusCode.DEADLINE_EXCEEDED
 
     @property
     def unimplemented(self) -> bool:
-        """Whether the server does not implement the method."""
+        """Whether the server does not implement the method (UNIMPLEMENTED)."""
         return self.code is grpc.StatusCode.UNIMPLEMENTED
 
     @property
@@ -202,14 +202,15 @@ class Connection:
         return _decode(self.address, declared, response)
 
     async def fetch(self, request: Any, timeout_s: float) -> Any:
-        """Send a Fetch to the service Broker and return the response. See `exchange`."""
+        """Send a Fetch over a stream of the service Broker and return the response. Raises the errors of `exchange`."""
         return await self.exchange("Broker", "FetchStream", request, timeout_s)
 
     async def exchange(self, service: str, method: str, request: Any, timeout_s: float) -> Any:
         """Send a request over an idle stream, or a new one, and return the response.
 
         Streams are kept for later requests, because they have half the latency of unary calls. A failed one is dropped.
-        Raises TransportError, or KafkaError INVALID_REQUEST if the request cannot be encoded.
+        Raises TransportError (DEADLINE_EXCEEDED after `timeout_s`), or KafkaError INVALID_REQUEST if the request cannot
+        be encoded.
         """
         idle = self._idle_streams.setdefault((service, method), [])
         channel = self._current()
@@ -229,7 +230,7 @@ class Connection:
         return response
 
     def fetch_stream(self, service: str) -> FetchStream:
-        """Open a stream of Fetch requests and responses that belongs to the caller."""
+        """Open a stream of Fetch requests and responses. The caller must close it with `cancel`."""
         return self._open(service, "FetchStream")
 
     def _open(self, service: str, method: str) -> FetchStream:
@@ -238,7 +239,7 @@ class Connection:
         return FetchStream(self.address, METHODS[service][method], call, channel, has_tls=self._tls is not None)
 
     async def close(self) -> None:
-        """Close the connection. Running calls fail with TransportError."""
+        """Close the connection. Running calls and exchanges raise asyncio.CancelledError."""
         for streams in self._idle_streams.values():
             for stream in streams:
                 stream.cancel()
@@ -320,21 +321,21 @@ class ConnectionPool:
 
     @classmethod
     def of(cls, client_id: str, config: ClientSslConfig) -> Self:
-        """Return the pool for a client's configuration. Raises InvalidConfigError if its certificates are unusable."""
+        """Return a pool for a client's configuration. Raises InvalidConfigError if its certificates are unusable."""
         pool = cls(client_id)
         if config.security_protocol == "SSL":
             pool._tls = pool._own_tls = TlsFiles(TlsPaths.of(config))
         return pool
 
     def get(self, address: str) -> Connection:
-        """Return the connection to `address` (host:port)."""
+        """Return the connection to `address` (host:port), creating it on the first call."""
         connection = self._connections.get(address)
         if connection is None:
             connection = self._connections[address] = Connection(address, self._client_id, self._tls)
         return connection
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, and the TLS files of a pool created by `of`."""
         connections, self._connections = list(self._connections.values()), {}
         for connection in connections:
             await connection.close()

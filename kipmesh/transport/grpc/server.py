@@ -31,7 +31,7 @@ CONCURRENT_CALLS_MAX = 20_000
 
 
 class PortInUseError(Exception):
-    """Raised if the address of a listener cannot be bound."""
+    """Raised by `Server.start` if its address cannot be bound: in use, not local, or not permitted."""
 
 
 def _context(context: grpc.aio.ServicerContext[Any, Any], listener: str) -> RequestContext:
@@ -66,7 +66,11 @@ class _Call(NamedTuple):
     async def respond(
         self, data: bytes, request_context: RequestContext, context: grpc.aio.ServicerContext[Any, Any]
     ) -> bytes:
-        """Return the encoded response to an encoded request."""
+        """Return the encoded response to an encoded request.
+
+        Aborts the call with RESOURCE_EXHAUSTED or INVALID_ARGUMENT (`_decode`), PERMISSION_DENIED (guard), or ABORTED
+        for CloseConnection.
+        """
         started_s = perf_counter()
         api = self.method.api
         request = await _decode(self.method, data, context, is_limited=self.pipeline.limits_requests)
@@ -143,7 +147,7 @@ class Server:
         reflection.enable_server_reflection(names, self._server, descriptor_pool())
 
     async def start(self, host: str, port: int) -> int:
-        """Bind, serve and return the bound port; `port` 0 chooses a free one. Raises PortInUseError."""
+        """Bind, serve and return the bound port; `port` 0 chooses a free one. Raises PortInUseError if that fails."""
         try:
             if self._tls is None or not self._tls.encrypts:
                 bound: int = self._server.add_insecure_port(f"{host}:{port}")
@@ -162,6 +166,6 @@ class Server:
         await self._health.set("", status)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls, and cancel running calls after `grace_s`."""
+        """Report NOT_SERVING, refuse new calls, and cancel calls that still run after `grace_s` seconds."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)

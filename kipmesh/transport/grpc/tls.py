@@ -49,7 +49,10 @@ class ServerTls:
         self._served: int | None = None
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Return credentials for `add_secure_port` that follow the files."""
+        """Return credentials for `add_secure_port` that follow changes of the files.
+
+        Raises InvalidConfigError if certificate, key or authorities are missing.
+        """
         first = self.files.current
         self._served = first.generation
         return grpc.dynamic_ssl_server_credentials(
@@ -92,7 +95,7 @@ def _server_configuration(material: Material) -> grpc.ServerCertificateConfigura
 
 
 def channel_credentials(material: Material) -> grpc.ChannelCredentials:
-    """Return a client's credentials. gRPC checks the server's host name."""
+    """Return a client's credentials, which do not follow changes. gRPC checks the server's host name."""
     return grpc.ssl_channel_credentials(material.authorities, material.private_key, material.certificate_chain)
 
 

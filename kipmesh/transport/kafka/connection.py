@@ -72,7 +72,7 @@ class Listener:
     is_stopped: bool = False
 
     def admit(self, connection: Connection) -> bool:
-        """Add a connection and return True, unless a limit refuses it."""
+        """Add a connection and return True, or return False if the number of connections is at a limit."""
         limit = self.shared.counts.add(connection.ip)
         if limit:
             self.shared.metrics.refused[limit] += 1
@@ -183,7 +183,7 @@ class Connection(asyncio.BufferedProtocol):
         self._note_unsent()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Release everything that the connection holds."""
+        """Release memory and counts of the connection, and cancel its task."""
         if self._is_lost:
             return
         self._is_lost = True
@@ -449,7 +449,10 @@ class Connection(asyncio.BufferedProtocol):
         self._reject("failed", f"{request.api.name}: {type(error).__name__}")
 
     def end(self, reason: str, text: str) -> None:
-        """Close the connection after sending the completed responses. `reason` is one of `metrics.ENDED`."""
+        """Close the connection after sending the completed responses. Ignored if it is already closing.
+
+        `reason` is one of `metrics.ENDED`.
+        """
         transport = self._transport or self._socket
         if transport is None or transport.is_closing():
             return
@@ -497,7 +500,7 @@ class Connection(asyncio.BufferedProtocol):
             self._socket.abort()
 
     def abort(self) -> list[asyncio.Task[Any]]:
-        """Close the connection immediately and return the tasks that the caller must cancel."""
+        """Close the connection without sending pending responses; return the tasks that the caller must cancel."""
         if self._socket is not None:
             self._socket.abort()
         return [] if self._task is None else [self._task]

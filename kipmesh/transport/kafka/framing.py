@@ -83,13 +83,16 @@ class Framer:
         return 0 if self._frame is None else len(self._frame)
 
     def buffer(self) -> memoryview:
-        """Return the buffer for the next bytes."""
+        """Return the buffer for the next received bytes, valid until `received` is called."""
         if self._frame is not None and not self.is_full:
             return memoryview(self._frame)[self._have :]
         return memoryview(self._staging)
 
     def received(self, number: int) -> list[bytes | bytearray]:
-        """Process `number` bytes that were written into `buffer()`. Returns complete frames. Raises RefusedError."""
+        """Process `number` bytes that were written into `buffer()`. Returns the frames that are complete now, if any.
+
+        Raises RefusedError if the first frame to return has an invalid length or is above a size limit.
+        """
         if self.is_full:
             self._rest += self._staging[:number]
             return []
@@ -101,7 +104,10 @@ class Framer:
         return self._cut(memoryview(self._rest + self._staging[:number]))
 
     def resume(self) -> list[bytes | bytearray]:
-        """Continue after memory was released. Returns complete frames. Raises RefusedError."""
+        """Continue after memory was released. Returns the frames that are complete now; none unless `is_full`.
+
+        Raises RefusedError for a frame with an invalid length or above a size limit.
+        """
         if not self.is_full:
             return []
         if self._refusal is not None:
@@ -182,7 +188,7 @@ class Header(NamedTuple):
 
 
 def read_header(view: memoryview, flexible: Callable[[int, int], bool]) -> Header:
-    """Return the header of a frame. Raises MalformedError.
+    """Return the header of a frame. Raises MalformedError if it is invalid or incomplete.
 
     `flexible(key, version)` returns whether the header has tagged fields.
     """

@@ -58,7 +58,7 @@ class Users(Protocol):
     """The credentials of users. Both methods may raise UsersNotKnownError."""
 
     async def password(self, user: str) -> str | None:
-        """Return the user's password for PLAIN, or None for an unknown user."""
+        """Return the user's plaintext password for PLAIN, or None for an unknown user."""
 
     async def credential(self, mechanism: str, user: str) -> ScramCredential | None:
         """Return the user's credential for a SCRAM mechanism, or None for an unknown user."""
@@ -95,7 +95,8 @@ class SaslState:
     async def handshake(self, sasl: Sasl, mechanism: str, *, is_bare: bool = False) -> ErrorCode:
         """Select a mechanism. With `is_bare`, its messages are frames without headers.
 
-        Returns ILLEGAL_SASL_STATE for a second handshake and UNSUPPORTED_SASL_MECHANISM for a disabled mechanism.
+        Returns NONE, ILLEGAL_SASL_STATE for a second handshake, or UNSUPPORTED_SASL_MECHANISM for a disabled mechanism.
+        After an error the authentication has failed.
         """
         if self.user is not None or self.mechanism:
             self.has_failed = True
@@ -108,9 +109,10 @@ class SaslState:
         return ErrorCode.NONE
 
     async def authenticate(self, sasl: Sasl, message: bytes) -> bytes:
-        """Return the response to a SASL message of the client.
+        """Return the response to a SASL message of the client, and set `user` after the last message.
 
-        Raises SaslFailedError after FAILED_DELAY_S if authentication has failed, and UsersNotKnownError.
+        Raises SaslFailedError after FAILED_DELAY_S if authentication has failed, and UsersNotKnownError without delay
+        while the broker cannot look up users.
         """
         try:
             if len(message) > MESSAGE_BYTES_MAX:
@@ -166,7 +168,7 @@ def _unusable_credential(mechanism: str, user: str) -> ScramCredential:
 
 @dataclass(slots=True)
 class Session:
-    """The state of one connection: its authentication and its software."""
+    """State of one connection for the handlers: its authentication, and a callback for the client software."""
 
     on_software: Callable[[str, str], None]
     """Called with the name and the version of the client's software."""

@@ -43,7 +43,7 @@ class RequestMemory:
         return len(self._within) + len(self._waiting)
 
     def reserve(self, size: int) -> bool:
-        """Reserve memory for the first `size` bytes of a frame, unless it is full or other connections wait for it."""
+        """Reserve `size` bytes for the start of a frame. Returns False if memory is full or other connections wait."""
         if self.waiting and not self._is_waking:
             return False
         if self.bytes_used and self.bytes_used + size > self._bytes_max:
@@ -65,7 +65,10 @@ class RequestMemory:
         return reserved
 
     def wait(self, wake: Wake, *, is_within_frame: bool = False) -> None:
-        """Call `wake` once after memory was released. If it waits again, it keeps its place in the queue."""
+        """Call `wake` once when memory is released.
+
+        If `wake` calls `wait` again, it keeps its place in the queue. Connections within a frame are called first.
+        """
         (self._within if is_within_frame else self._waiting).append(wake)
 
     def release(self, size: int) -> None:
@@ -111,7 +114,7 @@ class ResponseMemory:
 
     @property
     def left(self) -> int:
-        """Maximum bytes of the next response, at least 0."""
+        """Remaining bytes, at least 0: the maximum size of the next Fetch response."""
         return max(0, self._bytes_max - self.bytes_used)
 
     @property
@@ -186,7 +189,7 @@ class SharedState:
         return api is not None and api.flexible_since <= version <= api.versions.last
 
     def request_bytes_max(self, key: int) -> int:
-        """Return the maximum size of a request of the API `key`."""
+        """Return the maximum size in bytes of a request with this API key, known or unknown."""
         limit, other = self.limits.request_bytes_max, self.limits.other_request_bytes_max
         api = self.apis.get(key)
         if api is not None and api.has_records:

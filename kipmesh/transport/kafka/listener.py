@@ -39,7 +39,7 @@ class WireServer(SharedState):
     async def listen(
         self, name: str, host: str, port: int, ssl_context: ssl.SSLContext | None = None, *, has_sasl: bool = False
     ) -> int:
-        """Start a listener and return the bound port; `port` 0 chooses a free one. Raises AddressError."""
+        """Start a listener and return the bound port; `port` 0 chooses a free one. Raises AddressError on failure."""
         loop = asyncio.get_running_loop()
         listener = Listener(self, name, loop, ssl_context, has_sasl=has_sasl)
         try:

@@ -100,7 +100,10 @@ class TlsFiles:
         watcher.start()
 
     def check(self) -> bool:
-        """Reload the files if they have changed, and return whether new content came into use. Blocks on file I/O."""
+        """Reload the files if they have changed, and return whether new content came into use. Blocks on file I/O.
+
+        Invalid content is logged and counted in `failures`, not raised.
+        """
         with self._lock:
             before = _stamp(self.paths)
             if before in (self._stamp, self._bad_stamp):
@@ -157,7 +160,7 @@ def _stamp(paths: TlsPaths) -> _Stamp:
 
 
 def _read(paths: TlsPaths, generation: int) -> Material:
-    """Read and validate all files. Raises InvalidConfigError."""
+    """Read and validate all files. Raises InvalidConfigError if one is missing, too large or invalid."""
     contents = {path: _bytes_of(path) for path in paths.files()}
     chain = key = authorities = None
     not_after_s = authorities_not_after_s = None

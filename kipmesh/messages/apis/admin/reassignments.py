@@ -69,7 +69,7 @@ class ListPartitionReassignmentsResponse(Message):
 
 
 class DrainCursor(Message):
-    """A position in an iteration over a broker's replicas: after this partition."""
+    """A position in the iteration `walk_id` over a broker's replicas: the next one is after this partition."""
 
     walk_id: Int64 = field(1)
     topic_name: str = field(2)
