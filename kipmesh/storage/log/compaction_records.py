@@ -128,7 +128,7 @@ def validate_keys(batch: bytes, header: BatchHeader) -> None:
 
 
 def keys_of(data: bytes, header: BatchHeader) -> Sequence[tuple[bytes, int]]:
-    """Return (key, offset) of each record that has a key. Empty if the batch is a control batch or cannot be decoded."""
+    """Return (key, offset) of each record that has a key. Empty if the batch is a control or undecodable batch."""
     if header.is_control or not header.record_count:
         return ()
     try:

@@ -47,7 +47,10 @@ OnFailed = Callable[["Log", StorageError], None]
 
 @dataclass(eq=False, repr=False)
 class Log:
-    """The log of one partition: appends, reads, truncates, flushes. Created by `log_loader.open_log`, see the module."""
+    """The log of one partition: appends, reads, truncates and flushes batches, see the module.
+
+    Created by `kipmesh.storage.log.log_loader.open_log`.
+    """
 
     files: OpenFiles
     dir: str

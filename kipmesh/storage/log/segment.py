@@ -293,7 +293,10 @@ class Segment:
     # -- truncating and renaming
 
     def truncate(self, position: int, offset: int) -> None:
-        """Truncate at `position`, where the batch with base offset `offset` starts. Raises OSError, CorruptRecordError."""
+        """Truncate at `position`, where the batch with base offset `offset` starts.
+
+        Raises OSError, CorruptRecordError.
+        """
         if self.exists:
             self.files.get(self.path).truncate(position)
             self.truncations += 1

@@ -145,7 +145,10 @@ class ReceivedSnapshot(_PartFile):
     """A `.part` file that receives a snapshot from the leader, in chunks of arbitrary size."""
 
     def write(self, position: int, data: bytes) -> None:
-        """Append a chunk. Raises ValueError unless `position` is the size of the file, StorageError if the disk fails."""
+        """Append a chunk.
+
+        Raises ValueError unless `position` is the current size of the file, StorageError if the disk fails.
+        """
         if position != self.size_bytes:
             raise ValueError(f"position must be the size of the file, {self.size_bytes}, got {position}")
         self._add(data)
