@@ -58,12 +58,12 @@ class Engine:
         self._scheduled = 0
 
     def after(self, delay_ms: float, action: Action) -> None:
-        """Run `action` after `delay_ms` of virtual time."""
+        """Run `action` after `delay_ms` of virtual time; a negative delay counts as 0."""
         self._scheduled += 1
         heapq.heappush(self._events, (self.now_ms + max(0.0, delay_ms), self._scheduled, action))
 
     def run_until(self, end_ms: float) -> None:
-        """Run all events that are due until `end_ms`."""
+        """Run all events that are due until `end_ms`, then set the time to `end_ms`."""
         while self._events and self._events[0][0] <= end_ms:
             self.now_ms, _, action = heapq.heappop(self._events)
             self.steps += 1
@@ -71,7 +71,7 @@ class Engine:
         self.now_ms = end_ms
 
     def report(self, problem: str) -> None:
-        """Record a defect where raising is not possible. `check_problems` raises it."""
+        """Record a defect where raising is not possible. Keeps only the first one. `check_problems` raises it."""
         self.problem = self.problem or problem
 
     def check_problems(self) -> None:
@@ -80,7 +80,7 @@ class Engine:
             self.fail(self.problem)
 
     def fail(self, problem: str) -> NoReturn:
-        """Raise InvariantError, and report the defect in case that a task catches the exception."""
+        """Raise InvariantError. Also report the defect, in case a task catches the exception."""
         self.report(problem)
         raise InvariantError(f"at {self.now_ms:.1f} ms: {problem}")
 
@@ -105,7 +105,7 @@ class Network:
         return delays
 
     def transmit(self, source: int, target: int, arrive: Action) -> None:
-        """Run `arrive` for each delivered copy of a message."""
+        """Schedule `arrive` for each delivered copy of a message; a lost message has none."""
         for delay_ms in self.delays(source, target):
             self.engine.after(delay_ms, arrive)
 
@@ -122,7 +122,7 @@ class Outcome:
 
 
 class BaseWorld:
-    """All parts of one simulated seed."""
+    """One run of a simulator: all simulated parts of one seed."""
 
     NAME: ClassVar[str]
     """Module name, for the command that replays the seed."""
@@ -132,16 +132,19 @@ class BaseWorld:
 
     @property
     def shape(self) -> str:
-        """The drawn sizes, for messages."""
+        """Description of the drawn sizes, for messages."""
         raise NotImplementedError
 
     def run(self) -> None:
-        """Run the simulation to its end. Raises InvariantError."""
+        """Run the simulation to its end. Raises InvariantError for a violation, or any exception of simulated code."""
         raise NotImplementedError
 
 
 def run_world(world: BaseWorld) -> Outcome:
-    """Run a world. Raises InvariantError, with the seed and the command that replays it, for any exception."""
+    """Run a world and return its outcome.
+
+    Any exception becomes an InvariantError with the seed and the command that replays it.
+    """
     engine = world.engine
     try:
         world.run()

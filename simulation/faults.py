@@ -34,14 +34,14 @@ class Victim(Protocol):
         """Stop the process as SIGSTOP does. Return the action that resumes it."""
 
     def wipe(self) -> None:
-        """Replace the disk by an empty one."""
+        """Replace the disk by an empty one, and restart the node."""
 
 
 Node = TypeVar("Node", bound=Victim)
 
 
 class FaultPlan(Generic[Node]):
-    """Injects faults at random times. Each kind is a method that returns whether it had an effect.
+    """Injects faults at random times. Each kind of fault is a method, which returns False if it injected nothing.
 
     Args: node_ids: all nodes of the network, clients included; until_ms: end of the faults; only: kinds to inject, all
     if empty.
@@ -90,19 +90,22 @@ class FaultPlan(Generic[Node]):
     # -- defined by each simulator
 
     def leaders(self, running: list[Node]) -> list[Node]:
-        """Return the leaders among the running nodes."""
+        """Return those of the running nodes that are leaders."""
         raise NotImplementedError
 
     def crash(self, node: Node, *, power: bool) -> None:
-        """End the process, which restarts later. With `power`, the disk also loses unsynced data."""
+        """End the process without a clean shutdown. It restarts later.
+
+        With `power`, the disk also loses unsynced data.
+        """
         raise NotImplementedError
 
     def may_wipe(self, node: Node) -> bool:
-        """Return whether the rules tolerate the loss of this disk."""
+        """Return whether the replication rules tolerate the loss of this node's disk."""
         raise NotImplementedError
 
     def heal(self) -> None:
-        """End all faults."""
+        """End all faults: restore network and disks, and drop crash points. Subclasses also restart processes."""
         self.engine.conditions = Conditions()
         for node in self.nodes.values():
             node.fs.capacity_bytes = None
@@ -112,7 +115,7 @@ class FaultPlan(Generic[Node]):
     # -- the plan
 
     def begin(self, every_ms: float) -> None:
-        """Schedule the first fault and the end of all faults."""
+        """Schedule the first fault and the end of all faults. `every_ms`: mean time between two faults."""
         self.every_ms = every_ms
         self.later(self.rng.expovariate(1 / self.every_ms) + self.FIRST_AFTER_MS, self._next)
         self.engine.after(self.until_ms, self.heal)
@@ -148,7 +151,7 @@ class FaultPlan(Generic[Node]):
         return [node_id for node_id in self.node_ids if node_id != node.node_id]
 
     def victim(self) -> Node | None:
-        """Return a random running node, or None."""
+        """Return a random running node, with probability `LEADER_SHARE` a leader. None if no node runs."""
         running = self.running()
         leaders = self.leaders(running)
         if leaders and self.rng.random() < self.LEADER_SHARE:
@@ -158,7 +161,10 @@ class FaultPlan(Generic[Node]):
     def cut(
         self, group: Iterable[int], others: Collection[int], *, both: bool, lasting_ms: Range | None = None
     ) -> bool:
-        """Block the links between two groups temporarily, in both directions or in a random one."""
+        """Block the links between two groups temporarily, in both directions or in a random one.
+
+        Returns False if there are no such links.
+        """
         outward = {(node_id, other) for node_id in group for other in others}
         inward = {(other, node_id) for node_id, other in outward}
         links = outward | inward if both else self.rng.choice((outward, inward))
@@ -168,7 +174,7 @@ class FaultPlan(Generic[Node]):
         return bool(links)
 
     def change(self, lasting_ms: Range | None = None, **values: float) -> bool:
-        """Change some conditions temporarily."""
+        """Change some conditions temporarily. Always returns True."""
         normal = {name: getattr(Conditions(), name) for name in values}
         self._set(values)
         self.later(self.rng.uniform(*lasting_ms or self.LASTING_MS), lambda: self._set(normal))
@@ -181,11 +187,11 @@ class FaultPlan(Generic[Node]):
     # -- kinds
 
     def kill(self) -> bool:
-        """Kill a process."""
+        """Kill the process of a random node. Its written data remains. Returns False if no node runs."""
         return self._crash_one(power=False)
 
     def cut_power(self) -> bool:
-        """Cut the power of a node, which loses unsynced data."""
+        """Cut the power of a random node, which loses unsynced data. Returns False if no node runs."""
         return self._crash_one(power=True)
 
     def _crash_one(self, *, power: bool) -> bool:
@@ -195,18 +201,18 @@ class FaultPlan(Generic[Node]):
         return node is not None
 
     def pause(self) -> bool:
-        """Pause a process temporarily, as SIGSTOP does."""
+        """Pause the process of a random node temporarily, as SIGSTOP does. Returns False if no node runs."""
         node = self.victim()
         if node is not None:
             self.later(self.rng.uniform(*self.PAUSE_MS), node.pause())
         return node is not None
 
     def isolate(self) -> bool:
-        """Cut all links of a node."""
+        """Cut all links of a random node temporarily. Returns False if no node runs."""
         return self._isolate(both=True)
 
     def block_one_way(self) -> bool:
-        """Cut all links to a node, or all links from it."""
+        """Cut all links to a random node, or all links from it, temporarily. Returns False if no node runs."""
         return self._isolate(both=False)
 
     def _isolate(self, *, both: bool) -> bool:
@@ -214,7 +220,10 @@ class FaultPlan(Generic[Node]):
         return node is not None and self.cut([node.node_id], self.others(node), both=both)
 
     def split(self) -> bool:
-        """Split the nodes into two groups without links between them."""
+        """Split the nodes into two groups without links between them, temporarily.
+
+        Returns False with fewer than two nodes.
+        """
         ids = list(self.nodes)
         if len(ids) < 2:
             return False
@@ -223,7 +232,10 @@ class FaultPlan(Generic[Node]):
         return self.cut(group, [*others, *self.SPLIT_WITH], both=True)
 
     def cut_link(self) -> bool:
-        """Cut the link between two nodes. Both can still reach all others."""
+        """Cut the link between two random nodes temporarily. Both can still reach all others.
+
+        Returns False with fewer than two nodes.
+        """
         if len(self.nodes) < 2:
             return False
         node_id, other = self.rng.sample(list(self.nodes), 2)
@@ -231,15 +243,15 @@ class FaultPlan(Generic[Node]):
         return self.cut([node_id], [other], both=both, lasting_ms=self.LINK_CUT_MS)
 
     def lose_messages(self) -> bool:
-        """Lose some messages and duplicate others."""
+        """Lose some messages and duplicate others, temporarily. Always returns True."""
         return self.change(loss=self.rng.uniform(0.02, self.LOSS_MAX), duplication=self.rng.uniform(0, 0.3))
 
     def slow_network(self) -> bool:
-        """Delay messages, so that they also arrive out of order."""
+        """Delay messages temporarily, so that they also arrive out of order. Always returns True."""
         return self.change(None, **{name: self.rng.uniform(*values) for name, values in self.SLOW_NETWORK.items()})
 
     def fill_disk(self) -> bool:
-        """Fill a disk temporarily."""
+        """Fill the disk of a random node temporarily: writes fail with ENOSPC. Returns False if no node runs."""
         node = self.victim()
         if node is None:
             return False
@@ -249,7 +261,10 @@ class FaultPlan(Generic[Node]):
         return True
 
     def fail_disk(self) -> bool:
-        """Fail a write (possibly torn), sync or rename. The process ends because of it."""
+        """Let a write (possibly torn), sync or rename on the disk of a random node fail, which ends its process.
+
+        Returns False if no node runs.
+        """
         node = self.victim()
         if node is None:
             return False
@@ -259,7 +274,7 @@ class FaultPlan(Generic[Node]):
         return True
 
     def wipe(self) -> bool:
-        """Replace a disk by an empty one, where the rules tolerate that."""
+        """Replace the disk of a random running node by an empty one. Returns False if `may_wipe` permits none."""
         candidates = [node for node in self.running() if self.may_wipe(node)]
         if not candidates:
             return False

@@ -83,7 +83,7 @@ def _put(data: bytearray, position: int, written: bytes) -> None:
 
 
 class FaultyFileSystem:
-    """File system with injected faults, see the module. Thread-safe."""
+    """An in-memory `FileSystem` with injected faults, see the module. Thread-safe."""
 
     def __init__(self, *, capacity_bytes: int | None = None) -> None:
         self.capacity_bytes = capacity_bytes
@@ -111,11 +111,14 @@ class FaultyFileSystem:
         times: int = 1,
         torn_bytes: int = 0,
     ) -> None:
-        """Add a fault, see Fault."""
+        """Add a fault. The arguments are the fields of `Fault`."""
         self.faults.append(Fault(operation, error, path, skip, times, torn_bytes))
 
     def crash(self, rng: Random | None = None) -> None:
-        """Simulate a power failure. Without `rng` all unsynced data is lost, otherwise a random part."""
+        """Simulate a power failure. Without `rng` all unsynced data is lost, otherwise a random part.
+
+        Pending faults are removed. Open files and locks become unusable.
+        """
         with self.mutex:
             self.crashes += 1
             self._locks.clear()
@@ -132,7 +135,10 @@ class FaultyFileSystem:
         return size(self._root)
 
     def check(self, operation: str, path: str) -> Fault | None:
-        """Raise the OSError of a matching fault; return the fault if it is a torn write."""
+        """Raise the OSError of the first matching fault, or return that fault if it is a torn write.
+
+        Returns None if no fault matches.
+        """
         for fault in self.faults:
             if fault.operation == operation and fault.path in path:
                 if fault.skip:
@@ -149,7 +155,10 @@ class FaultyFileSystem:
     # -- FileSystem
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """See FileSystem."""
+        """Open a file.
+
+        Raises FileNotFoundError if it is missing and `create` is not set, ENOSPC if the disk is full.
+        """
         with self.mutex:
             self.check("open", path)
             directory, name = self._parent(path)
@@ -166,7 +175,7 @@ class FaultyFileSystem:
             return _FaultyFile(self, path, inode)
 
     def exists(self, path: str) -> bool:
-        """See FileSystem."""
+        """Return whether the file or directory exists."""
         with self.mutex:
             try:
                 directory, name = self._parent(path)
@@ -175,7 +184,7 @@ class FaultyFileSystem:
             return not name or name in directory.entries
 
     def list_dir(self, path: str) -> dict[str, FileStat]:
-        """See FileSystem."""
+        """Return a dict of name to FileStat. Raises FileNotFoundError if there is no such directory."""
         with self.mutex:
             self.check("list", path)
             return {
@@ -186,7 +195,7 @@ class FaultyFileSystem:
             }
 
     def make_dirs(self, path: str) -> None:
-        """See FileSystem."""
+        """Create the directory and its parents if missing. Raises FileExistsError if one of them is a file."""
         with self.mutex:
             directory = self._root
             for name in _parts(path):
@@ -199,7 +208,7 @@ class FaultyFileSystem:
                 directory = entry
 
     def rename(self, old: str, new: str) -> None:
-        """See FileSystem. Atomic over a power failure only within one directory."""
+        """Rename, replacing an existing file. Atomic over a power failure only within one directory."""
         with self.mutex:
             self.check("rename", old)
             (old_directory, old_name), (new_directory, new_name) = self._parent(old), self._parent(new)
@@ -211,7 +220,7 @@ class FaultyFileSystem:
                 new_directory.changed()
 
     def remove(self, path: str) -> None:
-        """See FileSystem."""
+        """Remove a file. Raises FileNotFoundError if there is none."""
         with self.mutex:
             self.check("remove", path)
             directory, name = self._parent(path)
@@ -221,7 +230,7 @@ class FaultyFileSystem:
             directory.changed()
 
     def remove_tree(self, path: str) -> None:
-        """See FileSystem."""
+        """Remove a directory and its content. Does nothing if it does not exist."""
         with self.mutex:
             self.check("remove", path)
             directory, name = self._parent(path)
@@ -229,7 +238,7 @@ class FaultyFileSystem:
                 directory.changed()
 
     def sync_dir(self, path: str) -> None:
-        """See FileSystem."""
+        """Make the names in a directory durable."""
         with self.mutex:
             self.syncs += 1
             self.check("sync_dir", path)
@@ -238,7 +247,7 @@ class FaultyFileSystem:
             directory.pending.clear()
 
     def lock(self, path: str) -> FileLock:
-        """See FileSystem."""
+        """Lock the path. Raises BlockingIOError if it is already locked."""
         with self.mutex:
             if path in self._locks:
                 raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK), path)
@@ -246,13 +255,16 @@ class FaultyFileSystem:
             return _FaultyLock(self, path)
 
     def release(self, path: str, crashes: int) -> None:
-        """Release a lock, unless it was taken before the last power failure (`crashes`)."""
+        """Release a lock, unless a power failure has released it: `crashes` is the number of them when it was taken."""
         with self.mutex:
             if crashes == self.crashes:
                 self._locks.discard(path)
 
     def flip_bit(self, path: str, position: int, bit: int) -> None:
-        """Flip a bit of a file durably, as damage of the disk. Clears all faults."""
+        """Flip bit `bit` (0 to 7) of the byte at `position` durably, as damage of the disk.
+
+        Removes all pending faults.
+        """
         self.faults.clear()
         file = self.open(path)
         file.write_at(bytes([file.read_at(1, position)[0] ^ 1 << bit]), position)

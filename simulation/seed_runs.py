@@ -105,7 +105,7 @@ class Progress:
     counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, outcome: Outcome) -> None:
-        """Add the outcome of the next seed."""
+        """Add the outcome of the next seed. Its counters are added only if it is worth counting."""
         self.next_seed = outcome.seed + 1
         if outcome.is_worth_counting:
             self.counted += 1
@@ -113,7 +113,7 @@ class Progress:
 
 
 def digest() -> str:
-    """Return a digest of all loaded kipmesh modules that are simulated."""
+    """Return the first 16 hex digits of a SHA-256 over all loaded kipmesh modules that are simulated."""
     sha256 = hashlib.sha256()
     for name, module in sorted(sys.modules.items()):
         if name.startswith("kipmesh.") and module.__file__ and not name.startswith(_NOT_RUN):

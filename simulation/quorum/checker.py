@@ -37,7 +37,7 @@ class Checker:
     # -- the log
 
     def check_step(self, node: Host, machine: Machine) -> None:
-        """Check a node after a step."""
+        """Check a node after a step: its epoch, leader, high watermark, log start and snapshots."""
         if machine.epoch < node.epoch_seen:
             self.fail(f"epoch of node {node.node_id} decreased from {node.epoch_seen} to {machine.epoch}")
         node.epoch_seen = machine.epoch
@@ -51,7 +51,10 @@ class Checker:
         self._check_snapshot(node, machine)
 
     def check_high_watermark(self, node: Host, high_watermark: int) -> None:
-        """Check a node with this high watermark, before it applies the records below."""
+        """Check a new high watermark of a node, before the node applies the records below.
+
+        It must not decrease, and the records must match the committed ones.
+        """
         if 0 <= high_watermark < node.checked_high_watermark:
             self.fail(f"high watermark of node {node.node_id} decreased to {high_watermark}")
         if high_watermark > node.checked_high_watermark:
@@ -78,7 +81,7 @@ class Checker:
         self._replay(node)
 
     def _replay(self, node: Host) -> None:
-        """Apply newly committed records from the log of the node that reported them."""
+        """Apply newly committed records to the checker's image, from the log of the node that reported them."""
         while self._image.offset + 1 < len(self.committed):
             data = node.the_log.read(self._image.offset + 1, READ_BYTES, len(self.committed), True)
             for position, header in record_batch.iterate(data):
@@ -94,7 +97,7 @@ class Checker:
             self.fail(f"node {node.node_id} committed offset {offset}, which is durable only on {replicas}")
 
     def check_truncation(self, node: Host, end: int) -> None:
-        """Check a truncation before the shadow is truncated.
+        """Check a truncation to `end`, before the shadow is truncated.
 
         A replica that follows an outdated leader may truncate records that a later leader committed without it: an
         observer always, a voter if a majority of the other voters has them.
@@ -112,7 +115,10 @@ class Checker:
     # -- starting
 
     def check_loaded_log(self, node: Host, before: list[Entry], base_before: int) -> None:
-        """Check a loaded log: durable entries are in the log or in a snapshot."""
+        """Check a loaded log: every entry that was durable is in the log or in a snapshot.
+
+        `before`: shadow entries of the previous process, from offset `base_before`.
+        """
         replica = node.the_replica
         if replica.election.epoch < node.epoch_seen:
             self.fail(f"node {node.node_id} forgot epoch {node.epoch_seen}, it starts with {replica.election.epoch}")
@@ -146,7 +152,7 @@ class Checker:
         node.flipped &= whole
 
     def check_refused(self, node: Host, error: KafkaError) -> None:
-        """Check that a process refuses to start only with a damaged disk."""
+        """Check that a node that refuses to start is a voter with a damaged log or snapshot."""
         if not node.config.is_voter or not (node.is_log_damaged or (node.flipped and "snapshot" in error.message)):
             self.fail(f"node {node.node_id} refuses to start with an undamaged disk: {error.message}")
 
@@ -185,7 +191,7 @@ class Checker:
             self._check_630_06(node, machine.high_watermark)
 
     def check_frozen_snapshot(self, node: Host, captured: CapturedImage) -> None:
-        """Check a frozen snapshot."""
+        """Check that a frozen snapshot matches the committed state at its end."""
         self._check_capture(node, captured.snapshot_id, "froze")
         if captured != self.captures[captured.offset + 1]:
             self.fail(f"snapshot {captured.snapshot_id} of node {node.node_id} does not match the state at its end")
@@ -197,7 +203,7 @@ class Checker:
             self.fail(f"node {node.node_id} {verb} snapshot {snapshot_id} of another epoch")
 
     def check_loaded_snapshot(self, node: Host, snapshot_id: SnapshotId) -> None:
-        """Check an image loaded from a snapshot."""
+        """Check that an image loaded from a snapshot matches the committed state, and its node does not lead."""
         self._check_capture(node, snapshot_id, "loaded")
         if not is_same(node.image, self.captures[snapshot_id.end_offset]):
             self.fail(f"image that node {node.node_id} loaded from {snapshot_id} does not match the state at its end")
@@ -205,7 +211,7 @@ class Checker:
             self.fail(f"leader {node.node_id} loads snapshot {snapshot_id}")
 
     def check_install(self, node: Host, snapshot_id: SnapshotId) -> None:
-        """Check a snapshot before it replaces the log."""
+        """Check before a fetched snapshot replaces the log: it is committed and not below the high watermark."""
         if node.is_leader:
             self.fail(f"leader {node.node_id} replaces its log by {snapshot_id}")
         if snapshot_id.end_offset < node.checked_high_watermark:
@@ -217,7 +223,7 @@ class Checker:
     # -- the metadata
 
     def check_image(self, node: Host) -> None:
-        """Check the image of a node that applied committed records."""
+        """Check that a node's image matches the committed state at its offset. Ignores images ahead of that."""
         end = node.applied_end
         if node.machine is None or node.image.failed or end > node.checked_high_watermark:
             return  # the image of an active controller is ahead of the high watermark
@@ -225,14 +231,14 @@ class Checker:
             self.fail(f"image of node {node.node_id} at offset {end} differs from the committed state")
 
     def check_acknowledged(self, offset: int, entry: Entry) -> None:
-        """Check that an acknowledged decision is committed."""
+        """Check that a decision that is acknowledged as `entry` at `offset` is committed there."""
         if offset >= len(self.committed) or self.committed[offset] != entry:
             self.fail(f"acknowledged decision at offset {offset} is not committed")
 
     # -- at the end
 
     def check_converged(self) -> None:
-        """Check the end of a run: one leader, equal logs and images, and everything committed."""
+        """Check the end of a run: all nodes run, with one leader, equal logs and images, and everything committed."""
         nodes = self.nodes.values()
         down = [node.node_id for node in nodes if node.machine is None]
         if down:

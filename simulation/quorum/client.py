@@ -29,7 +29,7 @@ class _Pending(NamedTuple):
 
 
 class Client:
-    """Clients of the quorum, see the module."""
+    """The clients of the quorum, simulated as one object, see the module."""
 
     def __init__(self, nodes: Mapping[int, SimNode], checker: Checker, propose_every_ms: float) -> None:
         self.nodes = nodes
@@ -46,7 +46,7 @@ class Client:
         self._tokens = 0
 
     def propose(self) -> None:
-        """Propose a decision to a random active controller, repeatedly."""
+        """Propose a decision to a random active controller, repeatedly at random times until `is_done`."""
         if self.is_done:
             return
         rng = self.engine.rng
@@ -87,7 +87,10 @@ class Client:
         self.engine.after(25, self.acknowledge_committed)
 
     def check(self) -> None:
-        """Check at the end: no acknowledged decision is lost or moved, and the metadata matches the decisions."""
+        """Check at the end that no acknowledged decision is lost or moved, and that the metadata matches the decisions.
+
+        Raises InvariantError.
+        """
         checker, fail = self.checker, self.engine.fail
         for token, (offset, entry) in self.acknowledged.items():
             if offset >= len(checker.committed) or checker.committed[offset] != entry:

@@ -69,23 +69,26 @@ class Faults(FaultPlan[SimNode]):
     _last_leader = 0
 
     def begin(self, every_ms: float) -> None:
-        """Schedule faults. Also wipes disks so that nodes fetch snapshots."""
+        """Schedule the first fault and the end of all faults. Also wipes disks so that nodes fetch snapshots."""
         super().begin(every_ms)
         if not self.only:
             self.later(self.rng.uniform(6000, 10_000), self._wipe_for_snapshots)
 
     def leaders(self, running: list[SimNode]) -> list[SimNode]:
-        """See FaultPlan."""
+        """Return those of the running nodes that are leaders in their own view."""
         return [node for node in running if node.is_leader]
 
     def crash(self, node: SimNode, *, power: bool, restart_max_ms: float = 6000) -> None:
-        """See FaultPlan."""
+        """End the process without a clean shutdown. It restarts after at most `restart_max_ms`.
+
+        With `power`, the disk also loses unsynced data.
+        """
         self.engine.counts["crashes"] += 1
         self.engine.counts["power cuts"] += power
         node.stop(power=power, restart_ms=self.rng.uniform(20, restart_max_ms))
 
     def state_changed(self, node: SimNode, state: State) -> None:
-        """See Watcher."""
+        """Count elections and leader changes, and hit a new leader while `hit_new_leaders` is in effect."""
         counts = self.engine.counts
         if state is State.CANDIDATE:
             counts["candidacies"] += 1
@@ -99,12 +102,12 @@ class Faults(FaultPlan[SimNode]):
                 self.later(self.rng.choice((0.0, self.rng.uniform(0, 30))), lambda: self._hit(node))
 
     def _wipe_for_snapshots(self) -> None:
-        """Wipe disks until enough snapshots were fetched."""
+        """Wipe disks repeatedly until `_FETCHED_MIN` snapshots were fetched."""
         if self.engine.counts["snapshots fetched"] < _FETCHED_MIN:
             self.later(self.rng.uniform(2000, 6000) if self.wipe() else 150, self._wipe_for_snapshots)
 
     def heal(self) -> None:
-        """See FaultPlan."""
+        """End all faults, and restart or resume all processes. Replaces the disks of nodes that refuse to start."""
         super().heal()
         for node in self.nodes.values():
             if node.is_refused:
@@ -117,17 +120,17 @@ class Faults(FaultPlan[SimNode]):
     # -- kinds
 
     def cut_power_of_all(self) -> bool:
-        """Cut the power of all nodes at the same time. They restart one after the other."""
+        """Cut the power of all nodes at the same time. They restart at random times within 2 s. Always returns True."""
         for node in self.alive():
             self.crash(node, power=True, restart_max_ms=2000)
         return True
 
     def corrupt_transfers(self) -> bool:
-        """Flip bits of snapshots in transit."""
+        """Flip bits of snapshots in transit, temporarily. Always returns True."""
         return self.change((1000, 8000), corruption=self.rng.uniform(0.05, 0.5))
 
     def may_wipe(self, node: SimNode) -> bool:
-        """See FaultPlan."""
+        """Return whether Raft tolerates the loss of this disk: always for an observer, else as the module states."""
         voters = [self.nodes[voter] for voter in node.config.voters]
         if node not in voters:
             return True
@@ -148,14 +151,17 @@ class Faults(FaultPlan[SimNode]):
 
     @staticmethod
     def _has_all(voter: Host, leader: Host, epoch: int) -> bool:
-        """Return whether a voter follows the leader and has its whole log durably."""
+        """Return whether a voter is in the leader's epoch and has the leader's whole log durably."""
         machine = voter.machine
         if machine is None or machine.epoch != epoch or machine.state not in (State.LEADER, State.FOLLOWER):
             return False
         return voter.has_log_of(leader) and voter.durable_end() >= leader.end
 
     def replace_disks(self) -> None:
-        """Replace the disks of voters that refuse to start, as soon as the other voters tolerate it."""
+        """Replace the disks of nodes that refuse to start, as soon as `may_wipe` permits.
+
+        Repeats every 300 ms until then.
+        """
         refused = [node for node in self.nodes.values() if node.is_refused]
         for node in refused:
             if self.may_wipe(node):
@@ -174,7 +180,7 @@ class Faults(FaultPlan[SimNode]):
                 node.step(ResignRequested())
 
     def resign(self) -> bool:
-        """Let a leader resign."""
+        """Let a random leader resign. Returns False if no running node is leader."""
         leaders = self.leaders(self.running())
         if not leaders:
             return False
@@ -182,7 +188,10 @@ class Faults(FaultPlan[SimNode]):
         return True
 
     def shut_down(self) -> bool:
-        """Stop a node cleanly: it resigns, syncs and closes its log. It restarts later."""
+        """Stop a random node cleanly: it resigns, syncs and closes its log. It restarts later.
+
+        Returns False if no node runs.
+        """
         node = self.victim()
         if node is None:
             return False
@@ -191,21 +200,31 @@ class Faults(FaultPlan[SimNode]):
         return True
 
     def crash_at_point(self) -> bool:
-        """Crash random nodes when they next pass a random point. They restart soon."""
+        """Crash random nodes when each next passes a random crash point. They restart soon.
+
+        Returns False if no node runs.
+        """
         running = self.alive()
         for node in self.rng.sample(running, self.rng.randint(0, len(running))):
             node.crash_point = self.rng.choice(CRASH_POINTS)
         return bool(running)
 
     def crash_at_snapshot(self) -> bool:
-        """Crash all nodes at the next random step of handling snapshots."""
+        """Crash every node that runs when it next passes a random step of handling snapshots.
+
+        Returns False if no node runs.
+        """
         running = self.alive()
         for node in running:
             node.crash_point = self.rng.choice(SNAPSHOT_POINTS)
         return bool(running)
 
     def corrupt_snapshot(self) -> bool:
-        """Kill a process and flip a bit of one of its snapshots before it restarts."""
+        """Kill the process of a random node and flip a bit of one of its snapshots. It restarts within 1 s.
+
+        Returns False if no node runs, the node has no snapshot that may be corrupted, or it is a voter while any
+        voter's disk is damaged.
+        """
         node = self.victim()
         if node is None:
             return False
@@ -227,9 +246,10 @@ class Faults(FaultPlan[SimNode]):
         return True
 
     def damage_log(self) -> bool:
-        """Stop a voter cleanly, then flip a bit of its log or truncate the log within a batch.
+        """Stop a voter cleanly, then flip a bit of its log or truncate the log within a batch. It restarts within 1 s.
 
-        The voter must refuse to start, because it lost data that it had acknowledged.
+        The voter must refuse to start, because it lost data that it had acknowledged. Returns False if the random node
+        is not a voter or does not run, there are fewer than three voters, or a voter's disk is damaged already.
         """
         node = self.victim()
         if node is None or not node.config.is_voter or len(node.config.voters) < 3 or self._is_voter_damaged():
@@ -261,12 +281,15 @@ class Faults(FaultPlan[SimNode]):
         return True
 
     def _is_voter_damaged(self) -> bool:
-        """Return whether a voter's disk is damaged or about to be replaced."""
+        """Return whether any voter's disk is damaged or about to be replaced."""
         voters = [node for node in self.nodes.values() if node.config.is_voter]
         return any(node.flipped or node.is_log_damaged or node.is_refused for node in voters)
 
     def fail_to_apply(self) -> bool:
-        """Simulate a defect of a state machine: the next records do not fit its image."""
+        """Simulate a defect of a random node's state machine: the next records do not fit its image.
+
+        Returns False if no node runs.
+        """
         node = self.victim()
         if node is None:
             return False
@@ -274,7 +297,10 @@ class Faults(FaultPlan[SimNode]):
         return True
 
     def hit_new_leaders(self) -> bool:
-        """Isolate or crash the next leaders right after their election."""
+        """Isolate or crash the next 1 to 4 leaders right after their election, and the current one now.
+
+        Always returns True.
+        """
         self.hits_left = self.rng.randint(1, 4)
         leaders = self.leaders(self.alive())
         if leaders:

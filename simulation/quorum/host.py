@@ -114,7 +114,7 @@ class Host:
 
     @property
     def is_active(self) -> bool:
-        """Whether the process is active controller in its own view."""
+        """Whether the process is active controller in its own view: a confirmed leader that applied its whole log."""
         machine = self.machine
         if machine is None or machine.leadership is None:
             return False
@@ -130,15 +130,15 @@ class Host:
 
     @property
     def end(self) -> int:
-        """Offset of the next entry."""
+        """Offset of the next entry: the end of the shadow, which follows the log end."""
         return self.base + len(self.entries)
 
     def entry(self, offset: int) -> Entry:
-        """Return the entry at an offset of at least `base`."""
+        """Return the shadow's entry at an offset from `base` to below `end`."""
         return self.entries[offset - self.base]
 
     def durable_end(self) -> int:
-        """Return the offset below which all entries are durable."""
+        """Return the offset below which all entries are durable, as far as known."""
         known = self.replica.log.recovery_point if self.replica else 0
         return min(self.end, max(known, self.durable_floor))
 
@@ -161,7 +161,7 @@ class Host:
     # -- time
 
     def local_ms(self) -> int:
-        """Return this node's monotonic clock (ms)."""
+        """Return this node's monotonic clock (ms), which starts at a random value and drifts."""
         return int(self._clock_start_ms + self.engine.now_ms * self._rate)
 
     def wall_ms(self) -> int:
@@ -169,7 +169,10 @@ class Host:
         return WALL_MS + 137 * self.node_id + int(self.engine.now_ms * self._rate)
 
     def at_process(self, process: int, action: Callable[[], None]) -> None:
-        """Run the action if the given process still runs. A paused process runs it when it resumes."""
+        """Run the action now if the process with this number still runs; drop it otherwise.
+
+        A paused process runs it when it resumes.
+        """
         if process != self.process or self.machine is None:
             return
         if self.is_paused:
@@ -178,16 +181,17 @@ class Host:
         action()
 
     def later(self, delay_ms: float, action: Callable[[], None]) -> None:
-        """Run the action after `delay_ms`, if this process still runs."""
+        """Run the action after `delay_ms`, if this process still runs then."""
         process = self.process
         self.engine.after(delay_ms, lambda: self.at_process(process, action))
 
     # -- processes
 
     def stop(self, *, power: bool = False, clean: bool = False, restart_ms: float | None = None) -> None:
-        """End the process. `power`: lose unsynced data. `clean`: close the log first.
+        """End the process, by default as kill does: without writing, but keeping written data.
 
-        `restart_ms`: delay of the restart.
+        `power`: also lose a random part of unsynced data. `clean`: close the log first and write the clean-shutdown
+        marker. `restart_ms`: delay of the restart, None for no restart.
         """
         if self.manager is not None and clean:
             self.manager.close(-1)
@@ -207,7 +211,7 @@ class Host:
             self.boot()
 
     def wipe(self) -> None:
-        """Replace the disk by an empty one and restart."""
+        """Kill the process, replace the disk by an empty one and restart."""
         self.is_refused = False
         self.stop(restart_ms=self.rng.uniform(50, 1500))
         self.fs = FaultyFileSystem()
@@ -218,19 +222,19 @@ class Host:
 
     @contextmanager
     def ending_on_failure(self) -> Iterator[None]:
-        """End the process on a disk failure in the enclosed work."""
+        """Context manager that ends the process (`disk_failed`) on a StorageError or OSError of the enclosed work."""
         try:
             yield
         except (StorageError, OSError):
             self.disk_failed()
 
     def disk_failed(self) -> None:
-        """End the process after a disk failure, sometimes with a power failure."""
+        """End the process after a disk failure, sometimes with a power failure. It restarts within 1 s."""
         self.counts["disk failures"] += 1
         self.stop(power=self.rng.random() < 0.3, restart_ms=self.rng.uniform(100, 1000))
 
     def crashed_at(self, point: str) -> bool:
-        """Crash if `point` is the crash point. Return whether the process crashed."""
+        """Crash if `point` is the node's crash point. Return whether the process crashed; it restarts soon."""
         if self.crash_point != point:
             return False
         self.counts["crashes"] += 1
@@ -240,7 +244,7 @@ class Host:
         return True
 
     def pause(self) -> Action:
-        """Pause the process as SIGSTOP does. Return the action that resumes it."""
+        """Pause the process as SIGSTOP does. Return the action that resumes it, without effect on a later process."""
         self.is_paused = True
         process = self.process
         return lambda: self.resume() if self.process == process and self.is_paused else None

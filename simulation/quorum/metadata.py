@@ -21,7 +21,7 @@ _KEYS = ("retention.ms", "segment.bytes")
 
 
 def decide(image: MetadataImage, rng: Random) -> list[r.Record]:
-    """Return the records of one decision, for one batch.
+    """Return the records of one random decision, for one batch.
 
     They fit the image, whose next offset is `image.offset + 1`.
     """
@@ -141,7 +141,7 @@ class Model:
             del self.configs[record.resource_name]
 
     def difference(self, image: CapturedImage) -> str:
-        """Describe the differences of an image to the model; "" if there are none."""
+        """Return a description of the differences between an image and the model, "" if there are none."""
         topics = {topic.name: (topic.topic_id, len(topic.partitions)) for topic in image.topics.values()}
         configs = {name: dict(keys) for (_, name), keys in image.configs.items()}
         unfenced = {broker.broker_id for broker in image.brokers.values() if not broker.fenced}
@@ -157,7 +157,7 @@ class Model:
 
 
 def is_same(image: MetadataImage, captured: CapturedImage) -> bool:
-    """Return whether an image has the content of a capture of another image."""
+    """Return whether an image has the same content as a capture, which may be of another image."""
     names = [topic.name for topic in captured.topics.values()]
     wanted = {name: keys for (kind, name), keys in captured.configs.items() if kind == TOPIC_RESOURCE}
     return (

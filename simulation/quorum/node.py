@@ -64,23 +64,23 @@ CRASH_POINTS = (*_EFFECT_POINTS, *SNAPSHOT_POINTS)
 
 
 def is_passed(point: str, effect: raft.Effect) -> bool:
-    """Return whether executing `effect` passes the crash point."""
+    """Return whether executing `effect` passes the crash point. Always False for `SNAPSHOT_POINTS`."""
     matches = _EFFECT_POINTS.get(point)
     return matches is not None and matches(effect)
 
 
 class Watcher(Protocol):
-    """Observer of nodes."""
+    """Observer of nodes, which reacts to elections and refused starts."""
 
     def state_changed(self, node: SimNode, state: State) -> None:
-        """Handle a change of a node's raft state."""
+        """Handle that a node's raft state has changed to `state`."""
 
     def replace_disks(self) -> None:
         """Replace the disks of voters that refused to start, as soon as the other voters tolerate it."""
 
 
 class SimNode(Host):
-    """One simulated replica, see the module. Tests override the types to inject known bugs."""
+    """A `Host` that runs a replica of the quorum. Tests override the types to inject known bugs."""
 
     machine_type: ClassVar[type[Machine]] = Machine
     state_type: ClassVar[type[SimState]] = SimState
@@ -108,7 +108,7 @@ class SimNode(Host):
         self._wake_ms: float | None = None
 
     def jitter(self) -> float:
-        """Return random jitter in [0, 1), or one of two values so that candidates tie."""
+        """Return random jitter in [0, 1), or with `ties` 0.0 or 0.5, so that candidates tie."""
         return self.rng.choice((0.0, 0.5)) if self.settings.ties else self.rng.random()
 
     def _schedule_wake(self) -> None:
@@ -137,7 +137,10 @@ class SimNode(Host):
     # -- processes
 
     def boot(self) -> None:
-        """Start a process on the current disk."""
+        """Start a process on the current disk.
+
+        If the disk fails, retries after 500 ms. If the replica refuses to start, waits until the disk is replaced.
+        """
         self.process += 1
         self._rate = 1.0 if self.settings.ties else self.rng.uniform(0.95, 1.05)
         self._clock_start_ms = self.rng.uniform(0, 1e6)
@@ -200,7 +203,7 @@ class SimNode(Host):
             self.later(self.rng.uniform(200, 600), self._tick)
 
     def _checkpoint(self, manager: LogManager) -> None:
-        """Checkpoint recovery points. On a full disk, a later checkpoint writes them."""
+        """Checkpoint recovery points. On a full disk, a later checkpoint writes them. Raises StorageError otherwise."""
         try:
             manager.checkpoint_recovery_points()
         except StorageError as error:
@@ -214,9 +217,9 @@ class SimNode(Host):
         self.network.transmit(self.node_id, effect.node_id, lambda: target.receive(self, process, effect))
 
     def receive(self, source: SimNode, process: int, effect: raft.Send) -> None:
-        """Handle a request of another node.
+        """Handle a request that the process `process` of another node sent.
 
-        A node that is down refuses quickly, as a closed port does, or not at all.
+        A node that is down refuses quickly, as a closed port does, or does not react if the link back is blocked.
         """
 
         def serve() -> None:
@@ -230,7 +233,7 @@ class SimNode(Host):
             source.at_process(process, lambda: source.step(raft.RequestFailed(effect.request_id)))
 
     def step(self, event: raft.Event) -> None:
-        """Handle an event and all events that follow from it."""
+        """Handle an event and all events that follow from it. Does nothing if no process runs."""
         self._run(lambda machine: machine.step(event, self.local_ms(), self.jitter()))
 
     def _run(self, act: Callable[[Machine], list[raft.Effect]]) -> None:
@@ -250,7 +253,7 @@ class SimNode(Host):
                 return
 
     def apply_own(self) -> None:
-        """Apply the active controller's own appends, which its next decision needs."""
+        """Apply the records that the active controller itself appended, which its next decision needs."""
         if self.is_leader:
             with self.ending_on_failure():
                 self.state.apply(self.the_log.log_end_offset)
@@ -292,7 +295,7 @@ class SimNode(Host):
         return following
 
     def persist(self, election: raft.ElectionState) -> None:
-        """Write `quorum-state`."""
+        """Write `quorum-state` durably. Raises StorageError."""
         self.the_replica.persist(election)
 
     def _change_log(self, effect: LogChange) -> raft.Event:

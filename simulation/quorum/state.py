@@ -37,7 +37,7 @@ class PendingSnapshot:
 
 
 class SimState:
-    """State machine of one process, see the module."""
+    """State machine of one process: its metadata image and its snapshots, see the module."""
 
     def __init__(self, node: Host, checker: Checker) -> None:
         self.node = node
@@ -52,7 +52,10 @@ class SimState:
     # -- the image
 
     def load(self) -> None:
-        """Reload the image from the newest snapshot, or start empty."""
+        """Reload the image from the latest snapshot, or start empty if there is none.
+
+        A corrupt snapshot ends the process, which restarts later.
+        """
         node, replica = self.node, self.node.the_replica
         self._abort()
         latest = replica.latest_snapshot
@@ -72,7 +75,10 @@ class SimState:
             self.checker.check_loaded_snapshot(node, latest)
 
     def apply(self, end: int) -> None:
-        """Apply the log up to `end`, which must be the end of a batch."""
+        """Apply the log up to offset `end`, which must be the end of a batch.
+
+        Records that do not fit the image end the process.
+        """
         node, log = self.node, self.node.the_log
         if node.applied_end < log.log_start_offset:
             self.load()
@@ -102,12 +108,12 @@ class SimState:
         )
 
     def apply_failed(self, error: Exception) -> None:
-        """End the process after a failed apply, without writing a snapshot (630-15)."""
+        """End the process after a failed apply, without writing a snapshot (630-15). It restarts later."""
         self.counts["applies failed"] += 1
         self.node.stop(restart_ms=self.node.rng.uniform(50, 1000))
 
     def truncate(self, end: int) -> None:
-        """Abort a snapshot and reload the image if they are ahead of the truncated log."""
+        """Abort a snapshot and reload the image, each only if it is ahead of a log that was truncated to `end`."""
         if self.pending is not None and self.pending.captured.snapshot_id.end_offset > end:
             self._abort()
         node = self.node
@@ -120,7 +126,7 @@ class SimState:
     # -- snapshots
 
     def tick(self) -> None:
-        """Start a snapshot that is due, and plan cleaning."""
+        """Start a snapshot if one is due, and plan to raise the log start and delete older snapshots."""
         if self.pending is None and self.schedule.due(self.node.wall_ms()) is not None:
             self._begin()
         if not self.is_cleaning and self.node.machine is not None:
@@ -184,7 +190,7 @@ class SimState:
         node.step(node.the_replica.register_snapshot(pending.captured.snapshot_id))
 
     def _abort(self) -> None:
-        """Discard the snapshot that is being written."""
+        """Discard the snapshot that is being written, if any."""
         pending, self.pending = self.pending, None
         if pending is not None:
             self.counts["snapshots aborted"] += 1

@@ -34,7 +34,7 @@ RESPONSE_BYTES_MAX = 600
 
 
 class Transfer:
-    """One FetchSnapshot effect, until the snapshot is installed or the transfer failed or was dropped."""
+    """One transfer of a snapshot, until the snapshot is installed or the transfer failed or was dropped."""
 
     def __init__(self, state: SimState, leader: Host, effect: FetchSnapshot) -> None:
         self.state = state
@@ -49,7 +49,7 @@ class Transfer:
         self._is_complete = False
 
     def begin(self) -> None:
-        """Send the first request."""
+        """Send the first request, from the end of the bytes already received. Does nothing after `drop`."""
         if not self._is_current:
             return
         self.node.counts["snapshot fetches started"] += 1
@@ -178,7 +178,7 @@ class Transfer:
         node.step(SnapshotFetchFailed())
 
     def drop(self) -> None:
-        """Drop the transfer, because the leader changed."""
+        """Drop the transfer and discard the received snapshot, because the leader changed."""
         self.node.transfer = None
         self.node.counts["snapshot fetches dropped"] += 1
         with self.node.ending_on_failure():
@@ -192,7 +192,7 @@ class Transfer:
 
 
 def respond(machine: Machine, replica: QuorumReplica, request: m.FetchSnapshotRequest) -> m.FetchSnapshotResponse:
-    """Return the response of a node. Raises StorageError."""
+    """Return the response of a node to a FetchSnapshot request. Raises StorageError."""
     election = machine.advertised_election
     leader = m.LeaderIdAndEpoch(election.leader_id, election.epoch)
     partition = ServedPartition(leader, machine.state is State.LEADER, replica.store.size)

@@ -20,7 +20,7 @@ _RECORD_BYTES = 120
 
 
 class World(BaseWorld):
-    """All parts of one seed. Tests pass `node_type` to inject known bugs."""
+    """One run of the quorum simulator. Tests pass `node_type` to inject known bugs."""
 
     NAME = "simulation.quorum"
     LEADER_CHANGES = "leader changes"
@@ -86,11 +86,11 @@ class World(BaseWorld):
 
     @property
     def shape(self) -> str:
-        """See BaseWorld."""
+        """Number of voters and observers, for messages."""
         return f"{self.voters} voters, {self.observers} observers"
 
     def run(self) -> None:
-        """See BaseWorld."""
+        """Run the simulation to its end. Raises InvariantError for a violation."""
         engine = self.engine
         for node in self.nodes.values():
             node.boot()
@@ -108,5 +108,5 @@ class World(BaseWorld):
 
 
 def run_seed(seed: int) -> Outcome:
-    """Run one seed, see `run_world`."""
+    """Run one seed and return its outcome. Raises InvariantError, with the command that replays the seed."""
     return run_world(World(seed))

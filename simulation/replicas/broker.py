@@ -54,24 +54,24 @@ _Result = TypeVar("_Result")
 
 
 class _Metrics(BrokerMetrics):
-    """Metrics of all brokers, which nothing reads."""
+    """`BrokerMetrics` shared by all simulated brokers, without computed gauges. Nothing reads them."""
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """Ignore computed gauges."""
+        """Register nothing."""
 
 
 _METRICS = _Metrics(CollectorRegistry())
 
 
 class SimDisk(Disk):
-    """Disk thread that runs work in order, with random durations in virtual time."""
+    """A `Disk` that runs work in order, with random durations in virtual time."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._free_at_ms = 0.0
 
     async def run(self, work: Callable[[], _Result]) -> _Result:
-        """See Disk."""
+        """Return the result of `work`, run after all earlier work and a random duration. Raises its exceptions."""
         engine, now_ms = self._engine, self._engine.now_ms
         duration_ms = engine.rng.random() * engine.conditions.disk_work_max_ms
         self._free_at_ms = max(self._free_at_ms, now_ms) + duration_ms
@@ -83,7 +83,7 @@ class SimDisk(Disk):
 
 
 class Parts:
-    """The parts of one process of a broker."""
+    """All objects of one broker process, as `BrokerNode` assembles them."""
 
     def __init__(self, broker: SimBroker, process: Process, manager: LogManager) -> None:
         config, now_ms, wall_ms = broker.config, process.loop.now_ms, broker.wall_ms
@@ -220,16 +220,16 @@ class Parts:
 
     @property
     def is_ready(self) -> bool:
-        """See BrokerNode.ready."""
+        """Whether the broker is registered and unfenced, in its own metadata image."""
         me = self.hosted_replicas.image.brokers.get(self.broker.node_id)
         return me is not None and me.broker_epoch == self.lifecycle.broker_epoch and not me.fenced
 
     def begin_stop(self) -> None:
-        """Stop as on SIGTERM."""
+        """Begin a clean stop, as on SIGTERM. It ends with `SimBroker.stopped`."""
         self.process.loop.create_task(self._stop()).add_done_callback(self._task_done)
 
     async def _stop(self) -> None:
-        """See BrokerNode.stop."""
+        """Stop as `BrokerNode.stop` does: controlled shutdown if ready, then close the logs."""
         config = self.broker.config
         if self.is_ready:
             await self.lifecycle.shut_down(config.shutdown_grace_ms / 1000)
@@ -248,7 +248,7 @@ class Parts:
 
 
 class SimBroker:
-    """One simulated broker, see the module. It outlives its processes."""
+    """One simulated broker: a disk and at most one process. It outlives its processes."""
 
     def __init__(self, quorum: Quorum, settings: Settings, checker: Checker, node_id: int) -> None:
         self.quorum = quorum
@@ -289,7 +289,7 @@ class SimBroker:
         return self.parts is not None and self.parts.process.loop.is_paused
 
     def boot(self) -> None:
-        """Start a process on the current disk. Retries later if the disk fails."""
+        """Start a process on the current disk. Does nothing if one runs. Retries after 500 ms if the disk fails."""
         if self.parts is not None:
             return
         self.is_stopping = False
@@ -320,12 +320,12 @@ class SimBroker:
         self._apply_notification()
 
     def _stepped(self) -> None:
-        """Check the broker after each step of the process."""
+        """Check the broker after each step of the process. Raises InvariantError."""
         self.check_replicas()
         self.engine.check_problems()
 
     def check_replicas(self) -> None:
-        """Check the replicas, and crash if one passed the crash point."""
+        """Check the replicas, and crash if one passed the crash point. Raises InvariantError."""
         if self.parts is None:
             return
         for before, now in self.checker.check_replicas(self.parts.hosted):
@@ -335,7 +335,7 @@ class SimBroker:
                 self.engine.after(0, partial(self.crash, power=self.engine.rng.random() < 0.5))
 
     def crash(self, *, power: bool) -> None:
-        """End the process, if one runs. It restarts later."""
+        """Kill the process, if one runs. It restarts later. With `power`, the disk also loses unsynced data."""
         if self.parts is not None:
             self.counts["crashes"] += 1
             self.counts["power cuts"] += power
@@ -343,7 +343,7 @@ class SimBroker:
             self.stop(power=power, restart_ms=rng.choice((30, 300, 2500)) * rng.uniform(0.5, 1.5))
 
     def pause(self) -> Action:
-        """Pause the process as SIGSTOP does. Return the action that resumes it."""
+        """Pause the process as SIGSTOP does, if one runs. Return the action that resumes it."""
         if self.process is None:
             return lambda: None
         loop = self.process.loop
@@ -358,7 +358,10 @@ class SimBroker:
             self.parts.log_dirs.directory_failed(path, error)
 
     def failed(self, process: Process, error: BaseException) -> None:
-        """Restart the process after a task or log failed."""
+        """Kill and restart the process after a task or log failed.
+
+        Reports an error that is no KafkaError as a defect.
+        """
         if not isinstance(error, KafkaError):
             self.engine.report(f"broker {self.node_id} failed: {error!r}")
         self.counts["processes failed"] += 1
@@ -370,7 +373,10 @@ class SimBroker:
         self.engine.after(0, end)
 
     def stop(self, *, power: bool = False, restart_ms: float | None = None) -> None:
-        """End the process. `power`: lose unsynced data. `restart_ms`: delay of the restart."""
+        """End the process as kill does: without writing, but keeping written data. `stopped` ends a clean stop instead.
+
+        `power`: also lose a random part of unsynced data. `restart_ms`: delay of the restart, None for no restart.
+        """
         parts = self.parts
         self.checker.process_ended(self.node_id, power=power)
         if parts is not None:
@@ -383,14 +389,14 @@ class SimBroker:
             self._boot_later(restart_ms)
 
     def shut_down(self) -> None:
-        """Stop as on SIGTERM, and restart later."""
+        """Begin a clean stop as on SIGTERM, and restart later. Does nothing if no process runs or it is stopping."""
         parts = self.parts
         if parts is not None and not self.is_stopping:
             self.is_stopping = True
             parts.process.loop.deliver(parts.begin_stop)
 
     def stopped(self, process: Process) -> None:
-        """Complete a clean stop."""
+        """End a process that has stopped cleanly, and restart later."""
 
         def end() -> None:
             if self.process is process:
@@ -405,7 +411,7 @@ class SimBroker:
         self.engine.after(0, end)
 
     def wipe(self) -> None:
-        """Replace the disk by an empty one."""
+        """Kill the process, replace the disk by an empty one and restart."""
         self.stop(restart_ms=self.rng.uniform(50, 1500))
         self.fs = FaultyFileSystem()
         self.checker.disk_lost(self.node_id)

@@ -91,11 +91,14 @@ class Checker:
     # -- metadata
 
     def state(self, partition: int) -> PartitionState | None:
-        """Return the committed state of a partition, or None."""
+        """Return the committed metadata of a partition, or None if it does not exist."""
         return self.image.partition(self.settings.topic_id, partition)
 
     def commit_metadata(self, batch: bytes) -> None:
-        """Apply and check a committed metadata batch."""
+        """Apply a committed metadata batch to the checker's image, and check the changed partitions.
+
+        Raises InvariantError.
+        """
         counts, delta = self.counts, MetadataDelta()
         topic = self.image.topics.get(self.settings.topic_id)
         before = dict(topic.partitions) if topic is not None else {}
@@ -136,7 +139,7 @@ class Checker:
             committed.allowed[state.leader_epoch] = survivable
 
     def _common(self, broker_id: int, partition: int) -> int:
-        """Return the end offset up to which a broker has the committed records."""
+        """Return the offset up to which a broker's log matches the committed records."""
         committed, shadow = self.committed[partition], self.shadows[broker_id, partition]
         return shadow.matching_end(committed, min(shadow.end, committed.end))
 
@@ -167,7 +170,7 @@ class Checker:
     # -- brokers' processes
 
     def check_start(self, broker: Hosted) -> None:
-        """Check the logs of a started process: durable records exist."""
+        """Check the logs of a started process: they have all records that `process_ended` expects."""
         self.brokers[broker.node_id] = broker
         for partition in range(self.settings.partitions):
             key = (broker.node_id, partition)
@@ -186,7 +189,11 @@ class Checker:
                     self.fail(f"broker {broker.node_id} lost durable offset {offset} of {partition} with end {now.end}")
 
     def process_ended(self, node_id: int, *, power: bool) -> None:
-        """Record which records must survive the end of a process, if one runs."""
+        """Record which records of a broker must survive the end of its process.
+
+        After a power failure these are the durable ones, otherwise all. If no process ran, a power failure drops all
+        expectations.
+        """
         broker = self.brokers.pop(node_id, None)
         if broker is None:
             if power:
@@ -199,12 +206,12 @@ class Checker:
                 self.durable[node_id, partition] = log.recovery_point if power else log.log_end_offset
 
     def disk_lost(self, node_id: int) -> None:
-        """Expect no records of this broker: its disk was replaced, or lost power between two processes."""
+        """Expect no records of this broker: its disk was replaced, or lost power while no process ran."""
         for partition in range(self.settings.partitions):
             self.durable.pop((node_id, partition), None)
 
     def check_replicas(self, broker: Hosted) -> list[tuple[ReplicaState, ReplicaState]]:
-        """Check the replicas of a broker. Return (before, now) of those that changed."""
+        """Check the replicas of a broker. Return pairs (state before, state now) of those that changed."""
         changes = []
         for replica in broker.hosted_replicas:
             if not replica.log.durability.generation & 1:
@@ -288,9 +295,9 @@ class Checker:
             shadow.may_differ_from = None if epoch == committed.loss_epoch else common
 
     def _lose(self, partition: int, common: int, epoch: int, committed: CommittedLog) -> None:
-        """Record a permitted loss from offset `common`.
+        """Record a permitted loss of the committed records from offset `common`, by the leader of `epoch`.
 
-        A loss of an earlier epoch does not change the committed records.
+        If `epoch` is older than that of the last loss, the committed records stay.
         """
         committed.first_lost = min(committed.first_lost, common)
         for (_, other), each in self.shadows.items():
@@ -345,7 +352,7 @@ class Checker:
     # -- producers
 
     def check_produced(self, node_id: int, request: ProduceRequest, response: ProduceResponse) -> None:
-        """Check a Produce response with acks=all before it is sent."""
+        """Check a Produce response with acks=all before it is sent: acknowledged batches are committed."""
         for topic, results in zip(request.topic_data, response.responses, strict=True):
             for data, result in zip(topic.partition_data, results.partition_responses, strict=True):
                 if not result.error_code:
@@ -367,7 +374,7 @@ class Checker:
             committed.acknowledged[offset] = (entry, len(committed.losses))
 
     def check_acknowledged(self, partition: int, base: int, batch: bytes) -> None:
-        """Check an acknowledgement that a producer received."""
+        """Check an acknowledgement that a producer received: a broker acknowledged this batch at offset `base`."""
         self.counts["batches acknowledged"] += 1
         committed, header = self.committed[partition], record_batch.parse_header(batch)
         known = committed.acknowledged.get(base)
@@ -377,7 +384,7 @@ class Checker:
     # -- consumers
 
     def check_consumed(self, consumer: Reading, offset: int, position: int, entry: Entry) -> None:
-        """Check a consumed record at `offset`. `position`: the offset that the consumer expects."""
+        """Check a record that a consumer received at `offset`. `position`: the offset that the consumer expects."""
         committed = self.committed[consumer.partition]
         name = f"{consumer.name} of partition {consumer.partition}"
         self.counts["records consumed"] += 1
@@ -401,7 +408,7 @@ class Checker:
         self.fail(f"{consumer.name} of partition {consumer.partition}: {effect} without a loss")
 
     def check_consumer_high_watermark(self, consumer: Reading) -> None:
-        """Check that a consumer's high watermark does not decrease (392-10)."""
+        """Check that a consumer's high watermark does not decrease (392-10), and store it in the consumer."""
         now, before = consumer.reader.high_watermark, consumer.high_watermark
         consumer.high_watermark = now
         if now < before and not self.committed[consumer.partition].losses:
@@ -412,7 +419,7 @@ class Checker:
     def check_converged(self) -> set[int]:
         """Check the end of a run: leaders, complete ISRs, equal logs, and no acknowledged record lost.
 
-        Returns the partitions that wait for a lost replica.
+        Returns the partitions without leader that wait for a lost replica of the last ISR. They are not checked.
         """
         blocked: set[int] = set()
         for partition, committed in enumerate(self.committed):

@@ -53,7 +53,7 @@ _WAKE_MS = 100
 
 
 class Client:
-    """A client process with its metadata."""
+    """A client process with its metadata of brokers and partitions."""
 
     def __init__(self, network: SimNetwork, settings: Settings, checker: Checker, node_id: int, name: str) -> None:
         self.settings = settings
@@ -69,18 +69,24 @@ class Client:
         self.partitions: dict[int, PartitionMetadata] = {}
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a task in this process."""
+        """Start a task in this process."""
         self.loop.deliver(lambda: self.loop.create_task(work))
 
     async def call(self, broker_id: int, method: str, request: Any, timeout_s: float) -> Any:
-        """Send one request to a broker. Raises TransportError."""
+        """Send one request to a broker and return the response.
+
+        Raises TransportError, also after `timeout_s` seconds.
+        """
         connection = self.process.pool.get(address_of(broker_id))
         if method == "Fetch":
             return await connection.exchange("Broker", "FetchStream", request, timeout_s)
         return await connection.call("Broker", method, request, timeout_s)
 
     async def refresh(self) -> bool:
-        """Request metadata from a random broker. Return whether it responded."""
+        """Request metadata from a random broker. Return True if it was updated.
+
+        Returns False if the broker did not respond or responded with an error.
+        """
         broker_id = self.rng.choice(self.settings.broker_ids)
         request = m.MetadataRequest([m.MetadataRequestTopic(name=TOPIC)])
         try:
@@ -98,7 +104,7 @@ class Client:
 
 
 class Producer(Client):
-    """A producer, see the module."""
+    """A `Client` that sends batches to random partitions, see the module."""
 
     def __init__(self, network: SimNetwork, settings: Settings, checker: Checker, number: int) -> None:
         super().__init__(network, settings, checker, 200 + number, f"producer-{number}")
@@ -157,14 +163,17 @@ class Producer(Client):
             await self.refresh()
 
     def check_at_end(self, blocked: set[int]) -> None:
-        """Check that all partitions except `blocked`, which wait for a lost replica, accept batches at the end."""
+        """Check that all partitions except `blocked`, which wait for a lost replica, accepted the final batch.
+
+        Raises InvariantError.
+        """
         missing = set(range(self.settings.partitions)) - blocked - self.last_acknowledged_ms.keys()
         if missing:
             self.checker.fail(f"partitions {missing} acknowledged no batch of {self.name} at the end")
 
 
 class Consumer(Client):
-    """Reads one partition from its start."""
+    """A `Client` that reads one partition from its start."""
 
     def __init__(
         self, network: SimNetwork, settings: Settings, checker: Checker, number: int, partition: int, rack: str
@@ -197,7 +206,7 @@ class Consumer(Client):
         self.spawn(self._keep_metadata())
 
     def _delay_s(self, attempts: int) -> float:
-        """Return the delay of `kipmesh.client.calls.Backoff`, with the seed's generator."""
+        """Return the delay (s) of `kipmesh.client.calls.Backoff`, with the seed's generator."""
         return min(0.04 * (1 << min(attempts - 1, 5)), 0.4) * self.rng.uniform(0.8, 1.2)
 
     async def _keep_metadata(self) -> None:
@@ -339,7 +348,10 @@ class Consumer(Client):
         self.checker.check_consumer_high_watermark(self)
 
     def check_at_end(self, blocked: set[int]) -> None:
-        """Check that all records were read, unless the partition is in `blocked` and waits for a lost replica."""
+        """Check that all records were read, unless the partition is in `blocked` and waits for a lost replica.
+
+        Raises InvariantError.
+        """
         end, reader = self.checker.committed[self.partition].end, self.reader
         if reader.position != end and self.partition not in blocked:
             self.checker.fail(f"{self.name} is at offset {reader.position}, the end is {end} ({reader.state})")

@@ -75,7 +75,7 @@ class Faults(FaultPlan[SimBroker]):
         self.checker = checker
 
     def leaders(self, running: list[SimBroker]) -> list[SimBroker]:
-        """See FaultPlan."""
+        """Return those of the running brokers that lead a partition, by the committed metadata."""
         leader_ids = {state.leader for state in self._states()}
         return [broker for broker in running if broker.node_id in leader_ids]
 
@@ -84,12 +84,15 @@ class Faults(FaultPlan[SimBroker]):
         return list(topic.partitions.values()) if topic is not None else []
 
     def crash(self, node: SimBroker, *, power: bool) -> None:
-        """See FaultPlan."""
+        """Kill the process of a broker; it restarts later. Does nothing once the faults have ended.
+
+        With `power`, the disk also loses unsynced data.
+        """
         if not self.is_over:
             node.crash(power=power)
 
     def may_wipe(self, node: SimBroker) -> bool:
-        """See FaultPlan."""
+        """Return whether all partitions have leaders, and each ISR with this broker another running member."""
         others = {broker.node_id for broker in self.running()} - {node.node_id}
         return all(
             state.leader >= 0 and (node.node_id not in state.last_isr or others & set(state.isr))
@@ -97,7 +100,7 @@ class Faults(FaultPlan[SimBroker]):
         )
 
     def heal(self) -> None:
-        """See FaultPlan."""
+        """End all faults, restart or resume all processes, and elect a controller if there is none."""
         super().heal()
         for broker in self.nodes.values():
             if broker.process is not None:
@@ -114,11 +117,11 @@ class Faults(FaultPlan[SimBroker]):
     # -- kinds
 
     def cut_power_of_all(self) -> bool:
-        """Cut the power of all brokers at the same time. They restart one after the other."""
+        """Cut the power of all brokers at the same time. They restart at random times. Always returns True."""
         return self._end_all(power=True)
 
     def kill_all(self) -> bool:
-        """Kill all brokers at the same time. Their written data remains."""
+        """Kill all brokers at the same time. Their written data remains. Always returns True."""
         return self._end_all(power=False)
 
     def _end_all(self, *, power: bool) -> bool:
@@ -127,32 +130,38 @@ class Faults(FaultPlan[SimBroker]):
         return True
 
     def isolate_from_controllers(self) -> bool:
-        """Cut the links between a broker and the controllers, sometimes only in one direction."""
+        """Cut the links between a random broker and the controllers temporarily, sometimes only in one direction.
+
+        Returns False if no broker runs.
+        """
         broker = self.victim()
         if broker is None:
             return False
         return self.cut([broker.node_id], CONTROLLER_IDS, both=self.rng.random() < 0.6)
 
     def slow_disks(self) -> bool:
-        """Slow down the disk threads."""
+        """Slow down the disk threads of all brokers temporarily. Always returns True."""
         return self.change(disk_work_max_ms=self.rng.uniform(10, 500))
 
     def shut_down(self) -> bool:
-        """Stop a broker cleanly. It restarts later."""
+        """Stop a random broker cleanly. It restarts later. Returns False if no broker runs."""
         broker = self.victim()
         if broker is not None:
             broker.shut_down()
         return broker is not None
 
     def crash_at_point(self) -> bool:
-        """Crash random brokers when they next pass a random point."""
+        """Crash random brokers when each next passes a random crash point. Always returns True."""
         for broker in self.running():
             if self.rng.random() < 0.6:
                 broker.crash_point = self.rng.choice(CRASH_POINTS)
         return True
 
     def crash_controller(self) -> bool:
-        """Kill the active controller. Another one is elected, and the process restarts later."""
+        """Kill the active controller. Another one is elected, and the process restarts later.
+
+        Returns False if no controller is active.
+        """
         quorum = self.quorum
         node = quorum.nodes.get(quorum.leader_id)
         if node is None:
@@ -164,7 +173,10 @@ class Faults(FaultPlan[SimBroker]):
         return True
 
     def pause_controller(self) -> bool:
-        """Pause the active controller. After a long pause another one is elected meanwhile."""
+        """Pause the active controller. During a long pause another one is elected.
+
+        Returns False if no controller is active, or it is already paused.
+        """
         quorum = self.quorum
         node = quorum.nodes.get(quorum.leader_id)
         if node is None or node.process is None or node.process.loop.is_paused:
@@ -180,7 +192,7 @@ class Faults(FaultPlan[SimBroker]):
         return True
 
     def depose_controller(self) -> bool:
-        """Leave the quorum without a leader temporarily."""
+        """Leave the quorum without a leader temporarily. Returns False if it has none."""
         if self.quorum.leadership is None:
             return False
         self.quorum.depose()
@@ -198,7 +210,10 @@ class Faults(FaultPlan[SimBroker]):
         self.later(delay_ms, elect)
 
     def delete_records(self) -> bool:
-        """Raise the log start of a partition with DeleteRecords."""
+        """Raise the log start of a random partition with a DeleteRecords request.
+
+        Returns False if the partition has no leader, or fewer than four committed records.
+        """
         partition = self.rng.randrange(self.quorum.settings.partitions)
         state, committed = self.checker.state(partition), self.checker.committed[partition]
         if state is None or state.leader < 0 or committed.end < 4:

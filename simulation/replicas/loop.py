@@ -20,7 +20,7 @@ _CLEANUP_STEPS_MAX = 2000
 
 
 class SimLoop(asyncio.AbstractEventLoop):
-    """Event loop of one process, without sockets, threads and signals.
+    """An asyncio event loop of one process in virtual time, without sockets, threads and signals.
 
     Args: after_run: called whenever the process has run; rate: speed of its clock.
     """
@@ -50,7 +50,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return int(self.time() * 1000)
 
     def get_debug(self) -> bool:
-        """Return False."""
+        """Return False: there is no debug mode."""
         return False
 
     def is_running(self) -> bool:
@@ -64,7 +64,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        """Schedule a callback, in the order of the calls."""
+        """Schedule a callback, in the order of the calls. Return its handle."""
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         if not self._is_running and not self._is_due:
@@ -78,13 +78,16 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        """Schedule a callback after `delay` seconds."""
+        """Schedule a callback after `delay` seconds of the process's clock. Return its handle."""
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        """Schedule a callback at `when`, in seconds of `time`."""
+        """Schedule a callback at `when`, in seconds of `time`. Return its handle.
+
+        Does nothing if the process is dead.
+        """
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         if not self.is_dead:
             delay_ms = (when - self.time()) * 1000 / self.rate
@@ -110,14 +113,17 @@ class SimLoop(asyncio.AbstractEventLoop):
         return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Record the exception of a callback. Exceptions of tasks are left to their owners."""
+        """Record the exception of a callback in `problem`. Exceptions of tasks are left to their owners."""
         if "handle" in context and self.problem is None and not self.is_dead:
             self.problem = context.get("exception") or RuntimeError(context["message"])
 
     # -- called by the simulator
 
     def deliver(self, work: Work) -> None:
-        """Run `work` in the process now, or when it resumes."""
+        """Run `work` in the process now, or when it resumes; drop it if the process is dead.
+
+        Raises the exception of a failed callback.
+        """
         if not self.is_dead:
             self._ready.append(asyncio.Handle(work, (), self))
             self._run()
@@ -155,7 +161,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._is_running = False
 
     def resume(self) -> None:
-        """Resume a paused process, with a check after each step."""
+        """Resume a paused process, with a check after each step. Raises the exception of a failed callback."""
         self.is_paused = False
         while self._ready and not (self.is_paused or self.is_dead or self._is_running):
             self._drain(1)
@@ -164,7 +170,10 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._after_run()
 
     def kill(self) -> None:
-        """End the process. Its tasks are cancelled without effect outside of it."""
+        """End the process as SIGKILL does. Its tasks are cancelled without effect outside of it. Idempotent.
+
+        Raises RuntimeError if the process itself is running.
+        """
         if self.is_dead:
             return
         self.is_dead = True

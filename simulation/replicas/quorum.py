@@ -39,7 +39,7 @@ class Entry(NamedTuple):
 
 
 class Leadership:
-    """Driver and loader of a leading controller, with the parts that `ActiveController` uses."""
+    """The leadership of one controller in one epoch. Replaces the driver and loader that `ActiveController` uses."""
 
     def __init__(self, quorum: Quorum, node_id: int, epoch: int) -> None:
         self.quorum = quorum
@@ -53,7 +53,10 @@ class Leadership:
             self.image.replay(entry.batch, MetadataDelta())
 
     def append(self, batch: bytes, epoch: int) -> None:
-        """See QuorumDriver. The batch is committed later. Raises KafkaError(NOT_CONTROLLER)."""
+        """Append a batch to the metadata log. It is committed later, or lost if the leader changes.
+
+        Raises KafkaError(NOT_CONTROLLER) if this is no longer the current leadership.
+        """
         if self.quorum.leadership is not self:
             raise KafkaError(ErrorCode.NOT_CONTROLLER, "another controller is the leader")
         end = parse_header(batch).next_offset
@@ -62,7 +65,7 @@ class Leadership:
         self.quorum.commit_later(self)
 
     def apply_own_steps(self, batch: bytes) -> Generator[None, None, MetadataDelta]:
-        """See MetadataLoader."""
+        """Apply the controller's own batch to its image in steps. Returns the changes."""
         delta = MetadataDelta()
         yield from self.image.replay_steps(batch, delta)
         return delta
@@ -78,7 +81,7 @@ class ControllerNode:
         self.active: ActiveController | None = None
 
     def boot(self) -> None:
-        """Start a process."""
+        """Start a process, which is not active yet."""
         network, engine = self.quorum.network, self.quorum.engine
         rate = 1 + engine.rng.uniform(-0.005, 0.005)
         loop = SimLoop(engine, engine.check_problems, rate)  # type: ignore[abstract]
@@ -104,7 +107,7 @@ class ControllerNode:
         return leadership.replica.log.log_end_offset if leadership is not None else 0
 
     def lead(self, leadership: Leadership) -> None:
-        """Become the active controller."""
+        """Become the active controller of this leadership. Does nothing if no process runs."""
         process, engine, settings = self.process, self.quorum.engine, self.quorum.settings
         if process is None:
             return
@@ -124,20 +127,20 @@ class ControllerNode:
         self.active.start()
 
     def resign(self) -> None:
-        """Stop being active, because another leader was elected."""
+        """Stop being active, because another leader was elected. Does nothing if not active."""
         active, self.active = self.active, None
         if active is not None:
             active.end(KafkaError(ErrorCode.NOT_CONTROLLER, "another controller is the leader"))
 
     def stop(self) -> None:
-        """End the process."""
+        """Kill the process, if one runs."""
         process, self.process, self.active = self.process, None, None
         if process is not None:
             process.end()
 
 
 class Quorum:
-    """Simulated metadata quorum, see the module."""
+    """The simulated metadata quorum: one log and at most one leader, see the module."""
 
     def __init__(self, network: SimNetwork, settings: Settings, checker: Checker) -> None:
         self.network = network
@@ -160,17 +163,17 @@ class Quorum:
 
     @property
     def end(self) -> int:
-        """Offset after the last committed record."""
+        """Offset after the last committed record, 0 if there is none."""
         return self.committed[-1].end_offset if self.committed else 0
 
     @property
     def leader_id(self) -> int:
-        """Id of the leader, or -1."""
+        """Id of the current leader, or -1."""
         return self.leadership.node_id if self.leadership is not None else -1
 
     @property
     def leader(self) -> Voter | None:
-        """The leader as brokers are notified of it, or None."""
+        """Id and address of the current leader, or None. Brokers are notified of it with a delay."""
         return self._voters.get(self.leader_id)
 
     def begin(self) -> None:
@@ -180,7 +183,12 @@ class Quorum:
         self.elect(CONTROLLER_IDS[0])
 
     def elect(self, node_id: int) -> None:
-        """Elect a leader. A random part of the uncommitted records survives."""
+        """Make a controller the leader of the next epoch.
+
+        A random number of the old leader's uncommitted batches survives.
+
+        If its process is down or paused, the quorum is left without a leader.
+        """
         before, node = self.leadership, self.nodes[node_id]
         if before is not None:
             self._end_leadership(before)
@@ -203,13 +211,16 @@ class Quorum:
             node.process.loop.deliver(node.resign)
 
     def depose(self) -> None:
-        """Leave the quorum without a leader."""
+        """End the current leadership and leave the quorum without a leader. Does nothing if it has none."""
         if self.leadership is not None:
             self._end_leadership(self.leadership)
             self.notify_all()
 
     def commit_later(self, leadership: Leadership) -> None:
-        """Commit the next pending record after a delay, in append order."""
+        """Commit the next pending batch of this leadership after a delay, in append order.
+
+        The batch is lost if the leadership ends first and the batch does not survive.
+        """
         engine = self.engine
         due_ms = max(self._busy_until_ms, engine.now_ms + self.rng.uniform(0.5, engine.conditions.commit_max_ms))
         self._busy_until_ms = due_ms
@@ -234,7 +245,7 @@ class Quorum:
     # -- notifications to brokers
 
     def notify_all(self) -> None:
-        """Notify all brokers after a delay."""
+        """Notify all brokers, each after a delay, of the committed end, the leader and its epoch."""
         for broker_id in self.listeners:
             if broker_id not in self._notifying:
                 self._notifying.add(broker_id)

@@ -21,7 +21,7 @@ PRODUCE_UNTIL_MS = VIRTUAL_MS - STILL_MS
 
 
 def address_of(node_id: int) -> str:
-    """Return the listener address of a node."""
+    """Return the listener address ("host:port") of a node."""
     return f"node{node_id}:9092"
 
 

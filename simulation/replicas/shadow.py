@@ -24,7 +24,7 @@ class Loss(NamedTuple):
 
 
 class Shadow:
-    """Copy of one replica's log."""
+    """The checker's copy of one replica's log, see the module."""
 
     def __init__(self) -> None:
         self.base = 0
@@ -38,11 +38,11 @@ class Shadow:
 
     @property
     def end(self) -> int:
-        """Offset of the next entry."""
+        """Offset after the last copied entry."""
         return self.base + len(self.entries)
 
     def follow(self, log: Log) -> list[tuple[int, Entry]]:
-        """Follow the log. Return (offset, entry) of new records."""
+        """Update the copy to the log's current start, end and content. Return (offset, entry) of new records."""
         generation = log.durability.generation
         if generation != self.generation:
             self.generation = generation
@@ -71,7 +71,7 @@ class Shadow:
 
 
 class CommittedLog:
-    """Committed records of one partition."""
+    """The checker's copy of the committed records of one partition, with permitted losses."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -91,7 +91,7 @@ class CommittedLog:
 
     @property
     def end(self) -> int:
-        """Offset after the last committed entry."""
+        """Offset after the last committed entry, 0 if there is none."""
         return len(self.entries)
 
     @property
@@ -101,7 +101,7 @@ class CommittedLog:
 
 
 def content(log: Log, offset: int) -> bytes:
-    """Return the bytes of all batches from `offset`."""
+    """Return the bytes of all batches from the one that contains `offset` to the log end."""
     parts = []
     while offset < log.log_end_offset:
         data = log.read(offset, _READ_BYTES, log.log_end_offset, True)

@@ -27,7 +27,7 @@ def _node_of(address: str) -> int:
 
 
 class Process:
-    """A running process of a node, as seen by its peers."""
+    """A running process of a node, with its open calls and streams."""
 
     def __init__(self, net: SimNetwork, node_id: int, loop: SimLoop, name: str) -> None:
         self.net = net
@@ -44,7 +44,7 @@ class Process:
         self.pool = SimPool(self)
 
     def end(self) -> None:
-        """End the process and notify its peers."""
+        """Kill the process, and notify its peers of the broken calls and streams."""
         self.loop.kill()
         if self.net.processes.get(self.node_id) is self:
             del self.net.processes[self.node_id]
@@ -59,7 +59,7 @@ class Process:
 
 
 class SimNetwork(Network):
-    """A network with calls and streams between processes."""
+    """A `Network` that also carries calls and streams between processes."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -69,14 +69,20 @@ class SimNetwork(Network):
         """Numbers of new streams."""
 
     def notify(self, source: int, target: Process, work: Action) -> None:
-        """Notify a process of a closed connection. If the message is lost, the process detects it later."""
+        """Run `work` in a process that is notified of a closed connection.
+
+        If the message is lost, the process detects it later.
+        """
         delay_ms = next(iter(self.delays(source, target.node_id)), None)
         if delay_ms is None:
             delay_ms = self.engine.rng.uniform(100, 1500)
         self.engine.after(delay_ms, lambda: target.loop.deliver(work))
 
     def send(self, source: int, target: int, arrive: Action, broken: Action, copies: int | None = None) -> None:
-        """Send a message. A lost one is retransmitted later, as TCP does, or `broken` runs."""
+        """Send a message: run `arrive` for each delivered copy, at most `copies` of them.
+
+        A lost message is retransmitted later, as TCP does, or `broken` runs instead.
+        """
         delays = self.delays(source, target)
         for delay_ms in delays[:copies]:
             self.engine.after(delay_ms, arrive)
@@ -106,7 +112,7 @@ class Call:
         self.target: Process | None = None
 
     async def result(self, timeout_s: float) -> Any:
-        """Send the request and wait for the response. Raises TransportError."""
+        """Send the request and return the response. Raises TransportError, also after `timeout_s` seconds."""
         net, source = self.source.net, self.source
         if source.loop.is_dead:
             raise asyncio.CancelledError
@@ -123,7 +129,7 @@ class Call:
                 net.notify(source.node_id, self.target, self.cancel)
 
     def fail(self) -> None:
-        """Fail the call at its source: no response will arrive."""
+        """Fail the call at its source, where `result` raises TransportError. Does nothing after a response."""
         if not self.response.done():
             self.response.set_exception(TransportError.no_response(address_of(self.target_id), self.method))
 
@@ -170,7 +176,7 @@ class Call:
             self.response.set_result(response)
 
     def cancel(self) -> None:
-        """Cancel the request at its target: the source no longer waits."""
+        """Cancel the task that handles the request at its target, because the source no longer waits."""
         if self.target is not None:
             task = self.target.served.pop(self, None)
             if task is not None:
@@ -197,7 +203,10 @@ class SimStream:
         return self._target is target
 
     async def exchange(self, request: Any, timeout_s: float) -> Any:
-        """Send one request and wait for the response. Raises TransportError."""
+        """Send one request and return the response. If it fails, closes the stream.
+
+        Raises TransportError, also after `timeout_s` seconds.
+        """
         call = self._call = Call(self._source, self._target_id, self._service, self._method, request, self)
         try:
             return await call.result(timeout_s)
@@ -208,7 +217,7 @@ class SimStream:
             self._call = None
 
     def cancel(self) -> None:
-        """Close the stream. A running exchange fails."""
+        """Close the stream and notify the target. A running exchange fails."""
         if self._call is not None:
             self._call.fail()
         if self in self._source.streams:
@@ -217,7 +226,7 @@ class SimStream:
                 self.notify_closed()
 
     def notify_closed(self) -> None:
-        """Notify the target that the stream is closed."""
+        """Notify the target that the stream is closed, if it received a request."""
         target = self._target
         if target is not None:
             api = METHODS[self._service][self._method].api
@@ -239,11 +248,14 @@ class SimConnection:
     async def call(
         self, service: str, method: str, request: Any, timeout_s: float, wait_for_ready: bool = False
     ) -> Any:
-        """Make one unary call. Raises TransportError."""
+        """Make one unary call and return the response. Raises TransportError, also after `timeout_s` seconds."""
         return await Call(self._source, self._target_id, service, method, request, None).result(timeout_s)
 
     async def exchange(self, service: str, method: str, request: Any, timeout_s: float) -> Any:
-        """Send one request on a reused stream, which is closed if it fails. Raises TransportError."""
+        """Send one request on a reused stream and return the response. A stream that fails is closed.
+
+        Raises TransportError, also after `timeout_s` seconds.
+        """
         key = (service, method)
         stream = self._idle.pop(key, None) or SimStream(self._source, self._target_id, service, method)
         try:
@@ -258,19 +270,19 @@ class SimConnection:
         return response
 
     def fetch_stream(self, service: str) -> SimStream:
-        """Open a stream of Fetch requests and responses."""
+        """Return a new stream of Fetch requests and responses."""
         return SimStream(self._source, self._target_id, service, "FetchStream")
 
 
 class SimPool(ConnectionPool):
-    """One connection per address."""
+    """A `ConnectionPool` of simulated connections, one per address."""
 
     def __init__(self, source: Process) -> None:
         super().__init__(source.name)
         self._source = source
 
     def get(self, address: str) -> Any:
-        """See ConnectionPool."""
+        """Return the connection to an address, creating it at the first call."""
         connection = self._connections.get(address)
         if connection is None:
             connection = self._connections[address] = cast("Any", SimConnection(self._source, address))

@@ -31,7 +31,7 @@ _SLICED: tuple[Any, ...] = (pacing, decision_queue)
 
 
 class World(BaseWorld):
-    """All parts of one seed. Tests may fix some of the sizes."""
+    """One run of the replication simulator. Tests may fix some of the sizes."""
 
     NAME = "simulation.replicas"
     LEADER_CHANGES = "elections"
@@ -65,11 +65,11 @@ class World(BaseWorld):
 
     @property
     def shape(self) -> str:
-        """See BaseWorld."""
+        """Number of brokers and partitions, for messages."""
         return f"{len(self.brokers)} brokers, {self.settings.partitions} partitions"
 
     def run(self) -> None:
-        """See BaseWorld."""
+        """Run the simulation to its end. Raises InvariantError for a violation."""
         with deterministic():
             try:
                 self._run()
@@ -114,7 +114,7 @@ class World(BaseWorld):
             self.producers[0].spawn(self._create_topic())
 
     async def _create_topic(self) -> None:
-        """Assign each partition to random brokers."""
+        """Create the topic, with each partition on random brokers. Reports an error as a defect."""
         rng, ids = self.engine.rng, list(self.brokers)
         count = min(len(ids), rng.choice((2, 3, 3, 3, 4)))
         assignments = [
@@ -130,7 +130,10 @@ class World(BaseWorld):
 
 @contextlib.contextmanager
 def deterministic() -> Iterator[None]:
-    """Make production code independent of the machine: no time slices, one closing thread, no logging."""
+    """Context manager that makes production code independent of the machine. Restores all settings at its end.
+
+    Work is not split into time slices, one thread closes logs, and nothing is logged.
+    """
     slices, threads = pacing.SLICE_S, log_manager._CLOSING_THREADS
     was_configured, config = structlog.is_configured(), structlog.get_config()
     for module in _SLICED:
@@ -149,5 +152,5 @@ def deterministic() -> Iterator[None]:
 
 
 def run_seed(seed: int) -> Outcome:
-    """Run one seed, see `run_world`."""
+    """Run one seed and return its outcome. Raises InvariantError, with the command that replays the seed."""
     return run_world(World(seed))
