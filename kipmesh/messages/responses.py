@@ -18,7 +18,7 @@ _MESSAGE = "error_message"
 
 
 class Place(NamedTuple):
-    """Where a message type has error codes."""
+    """The places of error codes in a message type."""
 
     has_code: bool
     """Whether the message itself has an `error_code`."""

@@ -238,7 +238,7 @@ class MessageType(type):
 
 
 class Message(metaclass=MessageType):
-    """The base class of all declarations."""
+    """Base class of all declared messages and records; instances are immutable named tuples."""
 
     if TYPE_CHECKING:
         _fields: ClassVar[tuple[str, ...]]

@@ -141,7 +141,7 @@ class Api:
         return self.request_codec(version).read(view, at, items_max)[0]
 
     def encode(self, correlation_id: int, version: int, response: Any) -> Out:
-        """Return the frame of a response, including its length."""
+        """Return the frame of a response in Kafka's format: length, header and body."""
         out = Out()
         out += bytes(4)
         out += correlation_id.to_bytes(4, "big", signed=True)

@@ -208,7 +208,7 @@ class AdoptedPolicy:
             (self._old_followers if session.owner.privileged else self._old_consumers).put(session)
 
     def added(self, session: Session) -> None:
-        """Add a session as young and just used."""
+        """Add a session as just used and young: for `eviction_ms`, larger sessions cannot replace it."""
         self._by_use.used(session)
         self._young[session] = None
         if not session.owner.privileged:

@@ -163,12 +163,15 @@ class Session:
         return not self._rows[key].endswith(_CLEAN)
 
     def sent_high_watermark(self, key: Key) -> int:
-        """Return the high watermark last sent, NEVER_SENT if there is none."""
+        """Return the high watermark last sent; NEVER_SENT if never sent, or last sent with an error."""
         sent: int = _SENT_HIGH_WATERMARK.unpack_from(self._rows[key])[0]
         return sent
 
     def sent(self, key: Key) -> tuple[int, int, int]:
-        """Return high watermark, last stable offset and log start offset last sent; NEVER_SENT if never sent."""
+        """Return (high watermark, last stable offset, log start offset) as last sent.
+
+        All are NEVER_SENT if the partition was never sent, or last sent with an error.
+        """
         high_watermark, last_stable, log_start = _SENT.unpack_from(self._rows[key], _SENT_AT)
         return high_watermark, last_stable, log_start
 

@@ -176,7 +176,7 @@ Step = WriteBytes | Ignored | Ended
 
 @dataclass(eq=False)
 class SnapshotFetch:
-    """Transfer of one snapshot from the leader."""
+    """Transfer of one snapshot of one partition from the leader to this replica."""
 
     topic: str
     partition: int

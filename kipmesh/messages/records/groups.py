@@ -9,7 +9,7 @@ from kipmesh.messages.schema import Int32, Int64, Message, field
 
 
 class OffsetCommitKey(Message, versions="0-1"):
-    """The group and partition of a committed offset."""
+    """Key of an OffsetCommitValue: group and partition of the committed offset."""
 
     group: str = field()
     topic: str = field()
@@ -27,7 +27,7 @@ class OffsetCommitValue(Message, versions="0-4", flexible="4+"):
 
 
 class GroupMetadataKey(Message, versions="2"):
-    """The group of a GroupMetadataValue."""
+    """Key of a GroupMetadataValue: the group id."""
 
     group: str = field()
 
@@ -81,6 +81,6 @@ class Assignment(Message, versions="0-3"):
 
 
 class SubscribedTopics(Message, versions="0"):
-    """The first field of a Subscription of any version."""
+    """The first field of a Subscription: reads the topics of a subscription of any version."""
 
     topics: Sequence[str] = field()

@@ -184,7 +184,7 @@ class SharedState:
         self.metrics = WireMetrics(lambda: self.memory.bytes_used, lambda: self.unsent.bytes_used)
 
     def is_flexible(self, key: int, version: int) -> bool:
-        """Return whether the header of a request has tagged fields."""
+        """Return whether the header of a request has tagged fields. False for an unknown API key or version."""
         api = self.apis.get(key)
         return api is not None and api.flexible_since <= version <= api.versions.last
 

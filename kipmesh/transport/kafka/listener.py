@@ -23,7 +23,7 @@ CHECK_INTERVAL_S_MAX = 5.0
 
 
 class AddressError(Exception):
-    """Raised if the address of a listener cannot be bound."""
+    """Raised by `WireServer.listen` if its address cannot be bound."""
 
 
 class WireServer(SharedState):

@@ -56,13 +56,13 @@ class WireMetrics(Collector):
         self._closed[listener] += 1
 
     def software(self, name: str, version: str) -> None:
-        """Count a connection by the client software that it reported."""
+        """Count a connection by the client software that it reported; above SOFTWARE_MAX series, as `other`."""
         if (name, version) not in self._software and len(self._software) >= SOFTWARE_MAX:
             name = version = "other"
         self._software[name, version] += 1
 
     def collect(self) -> Iterator[Metric]:
-        """Return the metrics of all connections."""
+        """Yield the metrics of all connections."""
         yield from self._connections()
         yield GaugeMetricFamily(
             "kipmesh_wire_queued_request_bytes", "Bytes of requests in progress.", self._queued_bytes()
