@@ -24,6 +24,6 @@ MODULES: Final[Mapping[str, str]] = {
 
 
 def load(name: str) -> Job[Any]:
-    """Return the job of a name in `MODULES`."""
+    """Import and return the job with a name in `MODULES`. Raises KeyError for another name."""
     job: Job[Any] = import_module(MODULES[name]).JOB
     return job

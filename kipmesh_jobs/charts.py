@@ -1,8 +1,8 @@
 """Charts as inline SVG, drawn with matplotlib.
 
-Every function returns one `<svg>` element for an HTML page, or a sentence if there are no values. Texts are escaped
-text elements without mathtext. Colours are variables of `templates/report.css`, so charts follow the reader's light or
-dark theme. Equal values give equal bytes.
+Every chart function returns one `<svg>` element for an HTML page. Functions that take an iterable return the paragraph
+"No values." if it is empty. Texts are escaped text elements without mathtext. Colours are variables of
+`templates/report.css`, so charts follow the reader's light or dark theme. Equal values give equal bytes.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _NOTHING: Final = Markup("<p>No values.</p>")
 
 
 class Bar(NamedTuple):
-    """A bar. `note` is its tooltip (default: name and value), `group` the number of its colour."""
+    """A horizontal bar: `note` is its tooltip (default: name and value), `group` the index of its colour in `COLOURS`."""
 
     name: str
     value: float
@@ -87,7 +87,9 @@ class Bar(NamedTuple):
 
 
 class Canvas:
-    """A figure of one or more axes, and tooltips of its artists."""
+    """A figure with `rows` axes, one below the other, and tooltips of its artists. `height` is in inches, `label`
+    describes the chart for screen readers.
+    """
 
     def __init__(self, label: str, height: float, rows: int = 1) -> None:
         self._label = label
@@ -96,7 +98,7 @@ class Canvas:
         self.axes: list[Axes] = list(self._figure.subplots(rows, 1, squeeze=False)[:, 0])
 
     def note(self, artist: Any, text: str) -> None:
-        """Add a tooltip to an artist."""
+        """Add a tooltip to an artist, such as a bar or a dot."""
         name = f"note{len(self._notes)}"
         artist.set_gid(name)
         self._notes[name] = text
@@ -147,7 +149,10 @@ def line_chart(
     log_x: bool = False,
     log_y: bool = False,
 ) -> Markup:
-    """Draw named lines over a common x axis. `form` formats y. A logarithmic axis drops values of 0 and less."""
+    """Draw named lines over a common x axis. Returns "No values." if no point has a y.
+
+    `form` formats y. A logarithmic x axis drops points whose x is 0 or less; on a logarithmic y axis they become gaps.
+    """
     drawable = {name: list(_drawable(points, log_x, log_y)) for name, points in lines.items()}
     known = [(x, y) for points in drawable.values() for x, y in points if y is not None]
     if not known:
@@ -167,7 +172,7 @@ def line_chart(
 
 
 def _drawable(points: Points, log_x: bool, log_y: bool) -> Iterator[tuple[Any, float | None]]:
-    """Yield the drawable points; a y that cannot be drawn becomes a gap."""
+    """Yield the points with a drawable x. A y that cannot be drawn becomes None, a gap."""
     for x, y in points:
         if isinstance(x, date):
             yield x, _finite(y, log_y)
@@ -182,7 +187,7 @@ def _finite(value: float | None, log: bool) -> float | None:
 
 
 def _scale(axes: Axes, xs: Sequence[Any], ys: Sequence[float], log_x: bool, log_y: bool) -> None:
-    """Scale both axes. y includes 0, or ranges between powers of ten."""
+    """Scale both axes. A linear y axis includes 0; a logarithmic one ranges between powers of ten."""
     if log_x:
         axes.set_xscale("log")
     elif isinstance(xs[0], date):
@@ -218,7 +223,11 @@ def _draw_line(chart: Canvas, place: int, name: str, points: Sequence[tuple[Any,
 
 
 def bar_chart(bars: Iterable[Sequence[Any]], label: str, form: Form = str, log: bool = False) -> Markup:
-    """Draw horizontal bars (`Bar`, or tuples of its fields) from 0, with `log` from a power of ten."""
+    """Draw horizontal bars (`Bar`, or tuples of its fields) from top to bottom. Bars start at 0, with `log` at a power
+    of ten.
+
+    `form` formats the values. Bars that are not finite are left out; without any the result is "No values.".
+    """
     shown = [bar for bar in (Bar(*each) for each in bars) if math.isfinite(bar.value)]
     if not shown:
         return _NOTHING
@@ -239,7 +248,7 @@ def bar_chart(bars: Iterable[Sequence[Any]], label: str, form: Form = str, log: 
 
 
 def _bare(axes: Axes, names: Sequence[str], title: str) -> None:
-    """Configure named rows from top to bottom, without grid and x axis."""
+    """Label the rows from top to bottom with `names`, shortened to 34 characters. Hide grid and x axis."""
     cut = [name if len(name) <= _NAME_MAX else f"{name[: _NAME_MAX - 1]}…" for name in names]
     axes.set_yticks(range(len(names)), cut, color=_SOFT)
     axes.invert_yaxis()
@@ -250,7 +259,9 @@ def _bare(axes: Axes, names: Sequence[str], title: str) -> None:
 
 
 def day_bars(days: Sequence[Any], values: Sequence[float], notes: Sequence[str], label: str) -> Markup:
-    """Draw a bar per day, with a tooltip each, and label the four highest ones."""
+    """Draw one bar per day, with a tooltip for values other than 0. Labels the four highest bars, unless they are below
+    20.
+    """
     with canvas(label, 2.3) as chart:
         axes = chart.axes[0]
         drawn = axes.bar(days, values, width=0.8, color=BAD)
@@ -266,7 +277,7 @@ def day_bars(days: Sequence[Any], values: Sequence[float], notes: Sequence[str],
 
 
 def band_chart(days: Sequence[Any], panels: Mapping[str, Mapping[str, Sequence[float | None]]], label: str) -> Markup:
-    """Draw p50 as a line, and bands up to p75 and p90, with a panel for each name."""
+    """Draw a panel for each name: p50 as a line, and bands from p50 to p75 and from p75 to p90. None is a gap."""
     with canvas(label, 1.7 * len(panels), rows=len(panels)) as chart:
         for place, (axes, (name, columns)) in enumerate(zip(chart.axes, panels.items(), strict=True)):
             half, most, nearly = (
@@ -282,7 +293,10 @@ def band_chart(days: Sequence[Any], panels: Mapping[str, Mapping[str, Sequence[f
 
 
 def heat_map(cells: Iterable[tuple[int, int, float, str]], rows: Sequence[str], label: str) -> Markup:
-    """Draw (row, column, value, tooltip) cells in five colours, with a fifth of the cells each. Columns are numbers."""
+    """Draw (row, column, value, tooltip) cells in five colours, each for about a fifth of the cells.
+
+    Rows are indexes of `rows`, columns are numbers that label the x axis. Returns "No values." without cells.
+    """
     shown = list(cells)
     if not shown:
         return _NOTHING
@@ -306,7 +320,9 @@ def heat_map(cells: Iterable[tuple[int, int, float, str]], rows: Sequence[str], 
 
 
 def span_chart(spans: Iterable[tuple[str, float, float, str]], label: str) -> Markup:
-    """Draw (name, begin, end, label) as horizontal bars, such as the steps of a run."""
+    """Draw (name, begin, end, label) as horizontal bars, such as the steps of a run. Returns "No values." without
+    spans.
+    """
     shown = list(spans)
     if not shown:
         return _NOTHING

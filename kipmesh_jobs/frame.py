@@ -47,7 +47,7 @@ O = TypeVar("O")  # noqa: E741 (the options of a job)
 
 
 class JobError(Exception):
-    """A job cannot run. The message is one line that names the option or file."""
+    """A job cannot run or has no usable input. The message is one line that names the option, file or topic."""
 
 
 class OutputBusyError(Exception):
@@ -55,7 +55,9 @@ class OutputBusyError(Exception):
 
 
 class JobDirectory:
-    """Output directory of a run. `publish` moves the directories `results` into place."""
+    """Output directory `root` of a run. The run writes to `work`; `publish` then moves the directories named in
+    `results` to `root`.
+    """
 
     def __init__(self, root: Path, job: str, results: tuple[str, ...] = (PARQUET,)) -> None:
         self.root = root.resolve()
@@ -69,7 +71,9 @@ class JobDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the directory. Raises OutputBusyError if another run holds the lock, OSError if it cannot be created."""
+        """Hold an exclusive lock on the directory, which is created if necessary. Raises OutputBusyError if another run
+        holds the lock, OSError if the directory cannot be created.
+        """
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / ".lock").open("a+") as handle:
             try:
@@ -85,17 +89,19 @@ class JobDirectory:
             yield
 
     def begin(self) -> None:
-        """Remove remains of an interrupted run and create the working directories."""
+        """Remove the remains of an interrupted run and create the working directories. Raises OSError."""
         self.drop()
         for directory in (self.spark, *(self.work / name for name in self._results)):
             directory.mkdir(parents=True)
 
     def drop(self) -> None:
-        """Remove unpublished files."""
+        """Delete `work` with all unpublished files. Ignores errors."""
         shutil.rmtree(self.work, ignore_errors=True)
 
     def publish(self, texts: Mapping[str, str]) -> None:
-        """Replace the results of an earlier run, each with one rename. `texts` are files by name."""
+        """Replace the results of an earlier run, each directory and file with a rename, then delete `work`. `texts` are
+        contents of files by name. Raises OSError.
+        """
         self.left = f"results in {self.root} may be mixed with those of an earlier run"
         for name in self._results:
             target, old = self.root / name, self.work / f"old-{name}"
@@ -112,7 +118,7 @@ class JobDirectory:
 
 
 class Screen:
-    """Console of one run, and the durations of its steps."""
+    """Console output of one run. `stages` has the durations of the steps that have completed."""
 
     def __init__(self, *, to_stderr: bool) -> None:
         from rich.console import Console  # imported late: every command's help imports this module
@@ -126,7 +132,10 @@ class Screen:
 
     @contextmanager
     def step(self, name: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-        """Run a step. With `total` it has a progress bar; the yielded function sets the completed amount."""
+        """Show a step and, at its end, its duration. A step that raises is not recorded in `stages`.
+
+        With `total` it has a progress bar. The yielded function sets the completed amount, not an increment.
+        """
         from rich import progress as bars
 
         begin = time.monotonic()
@@ -147,7 +156,7 @@ class Screen:
         self._console.print(f"  {name:<32}{seconds:6.1f} s", markup=False)
 
     def check(self, check: Check) -> None:
-        """Print the result of a check."""
+        """Print a check as PASS or FAIL with its name and detail."""
         mark = "[green]PASS[/green]" if check.passed else "[bold red]FAIL[/bold red]"
         self._console.print(f"  {mark}  ", end="")
         self._console.print(f"{check.name}: {check.detail}", markup=False)
@@ -155,7 +164,9 @@ class Screen:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of a run: contents of summary.json, page, lines and checks to print. `passed` decides the exit code."""
+    """Result of a run: contents of summary.json, page, and lines and checks to print. If `passed` is False, the command
+    exits with 1.
+    """
 
     summary: Mapping[str, Any]
     page: Page
@@ -166,9 +177,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings that all jobs take. `spark` overrides Spark settings of the frame.
+    """Settings that all jobs take.
 
-    `client` is client configuration besides the addresses, such as TLS, for a cluster that an option names.
+    `out` is the output directory, `memory` that of the Spark driver, such as `1g`. `spark` are further Spark settings,
+    which take precedence. `client` is client configuration besides the addresses, such as TLS, for a cluster that an
+    option names.
     """
 
     out: Path
@@ -197,14 +210,14 @@ class JobRun:
 
     @property
     def spark(self) -> SparkSession:
-        """Spark session, started on first use. Raises JavaMissingError."""
+        """The Spark session, started at the first use. Raises JavaMissingError."""
         if self._spark is None:
             with self.step("Start Spark"):
                 return self.start_spark()
         return self._spark
 
     def start_spark(self) -> SparkSession:
-        """Start Spark without showing a step. Raises JavaMissingError."""
+        """Start a Spark session, without showing a step, and return it. Raises JavaMissingError."""
         from kipmesh.spark.session import local_session
 
         chosen = {"spark.master": self._settings.master, **self._settings.spark}
@@ -213,19 +226,21 @@ class JobRun:
         return self._spark
 
     def use(self, spark: SparkSession) -> None:
-        """Run on an existing session, which the caller starts and stops."""
+        """Use an existing session instead of starting one. `stop` leaves it running."""
         self._spark, self._is_borrowed = spark, True
 
     @contextmanager
     def spark_step(self, name: str, tasks: int) -> Iterator[None]:
-        """Run a step whose bar follows the Spark tasks in it. `tasks` is their expected number."""
+        """Run the block as a step whose progress bar counts completed Spark tasks. `tasks` is their expected number.
+        Starts Spark if necessary: raises JavaMissingError.
+        """
         spark = self.spark
         with self.step(name, tasks) as done, _watching(spark, done):
             yield
             done(tasks)
 
     def stop(self) -> None:
-        """Stop Spark, unless the caller owns the session."""
+        """Stop the Spark session that this run has started, if any. Never raises."""
         if self._spark is not None and not self._is_borrowed:
             from kipmesh.spark.session import stop_session
 
@@ -236,7 +251,9 @@ class JobRun:
 
 @dataclass(frozen=True, slots=True)
 class Job(Generic[O]):
-    """A job of `kipmesh job`: `summary` is its line in the list, `text` its help."""
+    """A job of `kipmesh job`. `summary` is its line in the list of jobs, `text` its help, `options` the dataclass of
+    its options.
+    """
 
     name: str
     summary: str
@@ -249,9 +266,10 @@ class Job(Generic[O]):
 
 
 def run_job(job: Job[O], options: O, settings: Settings) -> Outcome:
-    """Run a job. Raises JobError, OutputBusyError, JavaMissingError and errors of the job.
+    """Run a job, print its outcome and return it.
 
-    A KeyboardInterrupt carries a note with the state of the results.
+    Raises JobError, OutputBusyError, JavaMissingError, OSError and errors of the job. Unpublished files are deleted. A
+    KeyboardInterrupt carries a note with the state of the results.
     """
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
@@ -277,10 +295,9 @@ def run_job(job: Job[O], options: O, settings: Settings) -> Outcome:
 
 @contextmanager
 def _quiet_interrupts() -> Iterator[None]:
-    """Suppress log records after a KeyboardInterrupt: py4j logs every interrupted call, and later failures, with stack
-    traces.
+    """Suppress log records after a KeyboardInterrupt. py4j would log every interrupted call with a stack trace.
 
-    Logging is restored after the run's cleanup.
+    Logging is restored at the end of the block.
     """
 
     def is_other(record: logging.LogRecord) -> bool:
@@ -316,7 +333,7 @@ def _print_outcome(run: JobRun, outcome: Outcome) -> None:
 
 @contextmanager
 def _watching(spark: SparkSession, done: Callable[[int], None]) -> Iterator[None]:
-    """Report the number of completed Spark tasks, over all stages, to `done`."""
+    """Call `done` every 0.25 s in a thread with the number of Spark tasks completed so far, over all stages."""
     tracker = spark.sparkContext.statusTracker()
     ended = threading.Event()
 
@@ -342,7 +359,9 @@ def _watching(spark: SparkSession, done: Callable[[int], None]) -> Iterator[None
 
 @contextmanager
 def spark_errors_as_job_errors() -> Iterator[None]:
-    """Raise JobError with the message of the data source for Spark errors that contain one. Other errors pass."""
+    """Convert a Spark error that contains an InvalidOptionError, DataLossError or KafkaError to JobError with its
+    message. Other errors pass unchanged.
+    """
     from pyspark.errors import PySparkException
 
     try:

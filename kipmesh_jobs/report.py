@@ -21,7 +21,9 @@ Tables = Mapping[str, Sequence[Row]]
 
 
 def number(value: float) -> str:
-    """Format a number: integers in full, others with three significant digits."""
+    """Format a number with thousands separators: integers in full, others with three significant digits and at most six
+    decimals. Not finite: `inf`, `nan`.
+    """
     if isinstance(value, int) or float(value).is_integer():
         return f"{value:,.0f}"
     if not math.isfinite(value):
@@ -31,12 +33,12 @@ def number(value: float) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Format a share of 1 as a percentage, None as a dash."""
+    """Format a share (1 is 100 %) as a percentage, None as a dash."""
     return "–" if value is None else f"{number(round(value * 100, 2))} %"
 
 
 def binary_size(value: float) -> str:
-    """Format bytes with a unit of B to TiB (powers of 1,024)."""
+    """Format a number of bytes with a unit of B to TiB (powers of 1,024)."""
     units = ["B", "KiB", "MiB", "GiB", "TiB"]
     while abs(value) >= 1024 and len(units) > 1:
         value, units = value / 1024, units[1:]
@@ -44,21 +46,21 @@ def binary_size(value: float) -> str:
 
 
 def utc(time: datetime | float | None, form: str = "%Y-%m-%d %H:%M") -> str:
-    """Format a datetime or ms since 1970, `unknown` for None."""
+    """Format a datetime, or ms since 1970 in UTC. A datetime is not converted. Returns `unknown` for None."""
     if time is None:
         return "unknown"
     return f"{time if isinstance(time, datetime) else datetime.fromtimestamp(time / 1000, UTC):{form}}"
 
 
 class Stage(NamedTuple):
-    """A step of the run and its duration."""
+    """A completed step of a run: name and duration in seconds."""
 
     name: str
     seconds: float
 
 
 class Check(NamedTuple):
-    """A check: name, result and figures."""
+    """A check of a run's results: name, whether it passed, and the compared values as text."""
 
     name: str
     passed: bool
@@ -67,14 +69,14 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A template's name and its values."""
+    """A page to render: file name of its template in `templates/`, and the template's variables."""
 
     template: str
     values: Mapping[str, Any]
 
 
 def environment() -> Environment:
-    """Return the Jinja environment with filters and charts."""
+    """Return the Jinja environment with formatting filters and the functions of `charts`. Undefined variables raise."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     from kipmesh_jobs import charts
@@ -93,5 +95,5 @@ def environment() -> Environment:
 
 
 def render(page: Page, *, generated: datetime, stages: Sequence[Stage] = ()) -> str:
-    """Return the HTML of a page. `stages` become its last section, `generated` goes into the footer."""
+    """Return the page as HTML. `stages` become its last section, `generated` goes into the footer."""
     return environment().get_template(page.template).render(page.values, generated=generated, stages=stages)

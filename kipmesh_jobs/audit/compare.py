@@ -28,7 +28,9 @@ _PAIR: Final = (*_LOG, "a", "b")
 
 
 def logs_frame(spark: SparkSession, logs: Sequence[ReplicaLog]) -> DataFrame:
-    """Return a row per log: identity and checkpoints, without batches."""
+    """Return a row per log with its identity, checkpointed offsets, and the base offsets of its first and last segment
+    (null without segments).
+    """
     plain = attrgetter("replica", "topic", "partition", "topic_id", "high_watermark", "log_start", "cleaned_to")
     bases: list[list[int | None]] = [[one.base_offset for one in log.segments] or [None] for log in logs]
     rows = [(*plain(log), base[0], base[-1]) for log, base in zip(logs, bases, strict=True)]
@@ -36,7 +38,11 @@ def logs_frame(spark: SparkSession, logs: Sequence[ReplicaLog]) -> DataFrame:
 
 
 def ranges_frame(batches: DataFrame, logs: DataFrame) -> DataFrame:
-    """Return start, end, number and bytes of the valid batches of each log. Empty logs have start = end."""
+    """Return the rows of `logs` with start offset, end offset (exclusive), number and bytes of each log's valid
+    batches.
+
+    A log without valid batches has its last segment's base offset as start (at least `log_start`) and end.
+    """
     from pyspark.sql import functions as f
 
     whole = batches.where("damage is null").groupBy("replica", *_LOG)
@@ -56,10 +62,11 @@ def ranges_frame(batches: DataFrame, logs: DataFrame) -> DataFrame:
 
 
 def gaps_frame(batches: DataFrame, logs: DataFrame) -> DataFrame:
-    """Return batches that do not start at the end of their predecessor, and last segments that start beyond the log's
-    end.
+    """Return a row per batch that does not start at the end of its predecessor, and per log whose last segment starts
+    beyond the end of its batches.
 
-    Columns: replica, topic, partition, file, position, kind (gap or overlap), expected, offset.
+    Gaps below the cleaner checkpoint are allowed. Columns: replica, topic, partition, file, position (null for a
+    segment), kind (gap or overlap), expected, offset.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as f
@@ -100,7 +107,12 @@ def gaps_frame(batches: DataFrame, logs: DataFrame) -> DataFrame:
 
 
 def pairs_frame(ranges: DataFrame) -> DataFrame:
-    """Return each pair of replicas of a partition, with the range of offsets that both cover."""
+    """Return a row per pair of replicas of a partition (`a` < `b`). `from` to `to` (exclusive) is the range of offsets
+    that both cover; it is empty if they are equal.
+
+    `committed_to` is the lower high watermark, `cleaned_to` the higher cleaner checkpoint. `same_topic` is false if
+    both have topic ids that differ.
+    """
     from pyspark.sql import functions as f
 
     columns = ("topic_id", "high_watermark", "cleaned_to", "start", "end")
@@ -118,10 +130,12 @@ def pairs_frame(ranges: DataFrame) -> DataFrame:
 
 
 def agreement_frame(batches: DataFrame, ranges: DataFrame) -> DataFrame:
-    """Return a row per pair: compared range, agreed range, required range and first difference.
+    """Return a row per pair of replicas of the same topic id: compared range, agreed range, required range and first
+    difference.
 
     `agrees_to` is exclusive: all offsets from `from` to it are equal. `must_agree_to` follows from the rules of this
-    module. `first_difference` is null without a difference; other columns then describe each side at that offset.
+    module; `is_violated` says whether the first difference is below it. Without a difference, `first_difference` and
+    the columns with each side's batch there are null.
     """
     from pyspark.sql import functions as f
 
@@ -151,7 +165,9 @@ def agreement_frame(batches: DataFrame, ranges: DataFrame) -> DataFrame:
 
 
 def _compare_batches(batches: DataFrame, pairs: DataFrame) -> DataFrame:
-    """Compare the batches at each offset above the compacted ranges."""
+    """Return a row per base offset at or above `cleaned_to`, with both sides and `is_equal`: false also if one side has
+    no batch there.
+    """
     from pyspark.sql import functions as f
 
     bounds = pairs.select(*_PAIR, "from", "to", "cleaned_to")
@@ -163,7 +179,7 @@ def _compare_batches(batches: DataFrame, pairs: DataFrame) -> DataFrame:
 
 
 def _compare_records(batches: DataFrame, pairs: DataFrame) -> DataFrame:
-    """Compare the records that both replicas still have in compacted ranges."""
+    """Return a row per offset below `cleaned_to` whose record both replicas still have, with both sides and `is_equal`."""
     from pyspark.sql import functions as f
 
     bounds = pairs.where("cleaned_to > from").select(*_PAIR, "from", "to", "cleaned_to")
@@ -181,7 +197,7 @@ def _compare_records(batches: DataFrame, pairs: DataFrame) -> DataFrame:
 
 
 def _full(some: DataFrame, bounds: DataFrame, within: Column, is_equal: Column) -> DataFrame:
-    """Join both sides of each pair by offset: file, position, epoch and digest."""
+    """Join both sides of each pair by offset, with file, position and leader epoch of each, and `is_equal`."""
     from pyspark.sql import functions as f
 
     sides = []

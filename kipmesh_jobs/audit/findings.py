@@ -21,7 +21,7 @@ FINDINGS_MAX: Final = 1_000
 
 
 class Tables(NamedTuple):
-    """Tables of an audit."""
+    """Tables of an audit. `ranges` has a row per log; see `compare` for the others."""
 
     batches: DataFrame
     ranges: DataFrame
@@ -31,14 +31,14 @@ class Tables(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """Listed findings, and the number of all findings by kind."""
+    """Findings to list, at most `FINDINGS_MAX` from each source, and the number of all findings by kind."""
 
     findings: list[Finding]
     counts: dict[str, int]
 
 
 def collect(inventory: Inventory, tables: Tables) -> Collected:
-    """Return all findings: errors first, then by partition and offset."""
+    """Return the findings, in the order of `KINDS` (errors first), then by topic, partition and offset."""
     found = list(inventory.problems)
     found += _of_snapshots(inventory, tables.snapshots.collect())
     counts = Counter(one.kind for one in found)
@@ -68,7 +68,11 @@ def collect(inventory: Inventory, tables: Tables) -> Collected:
 
 
 def first_divergence(tables: Tables) -> dict[str, Any] | None:
-    """Return the first violation by topic, partition and offset, with each replica's batch there. None without one."""
+    """Return the first violation by topic, partition and offset, or None if there is none.
+
+    The result has `topic`, `partition`, `offset` and `replicas`: each replica's batch at that offset, with None for its
+    fields if the replica covers the offset but has no batch.
+    """
     violated = tables.agreement.where("is_violated")
     first = violated.orderBy("topic", "partition", "first_difference", "a", "b").first()
     if first is None:
@@ -86,7 +90,7 @@ def first_divergence(tables: Tables) -> dict[str, Any] | None:
 
 
 def divergence_text(first: dict[str, Any]) -> str:
-    """Describe a divergence in one line."""
+    """Return one line about the result of `first_divergence`: place, and digest and position of each replica's batch."""
     there = "; ".join(
         f"{one['replica']} has {one['digest'][:12]} at {one['file']}:{one['position']}"
         + ("" if one["crc_ok"] else " (wrong CRC)")

@@ -56,7 +56,9 @@ SCHEMA: Final = """severity string, kind string, replica string, other string, t
 
 
 class Finding(NamedTuple):
-    """One finding, with the fields of `SCHEMA` in order. `other` is the second replica of a difference."""
+    """One finding of an audit. `file` is the affected path, `position` a byte in it, `other` the second replica of a
+    difference.
+    """
 
     kind: str
     replica: str
@@ -70,16 +72,16 @@ class Finding(NamedTuple):
 
     @property
     def severity(self) -> str:
-        """`ERROR` or `WARNING`."""
+        """`ERROR` or `WARNING`, from the finding's kind."""
         return KINDS[self.kind][0]
 
     def row(self) -> dict[str, Any]:
-        """Return the finding as a row of the Parquet and the summary."""
+        """Return the finding as a row with the columns of `SCHEMA`."""
         return {"severity": self.severity, **self._asdict()}
 
 
 class SegmentFile(NamedTuple):
-    """A segment with its listed size; later appended bytes are not read."""
+    """A segment file, with its size when it was listed. Bytes that are appended later are not read."""
 
     path: str
     base_offset: int
@@ -88,7 +90,7 @@ class SegmentFile(NamedTuple):
 
 
 class SnapshotPath(NamedTuple):
-    """A complete snapshot."""
+    """A complete metadata snapshot: its path, id and size."""
 
     path: str
     end_offset: int
@@ -115,7 +117,7 @@ class ReplicaLog:
 
 @dataclass(slots=True)
 class Inventory:
-    """All files to audit, and problems found while listing them."""
+    """All replicas and logs to audit, and problems found while listing the files."""
 
     replicas: list[str] = field(default_factory=list)
     logs: list[ReplicaLog] = field(default_factory=list)
@@ -123,22 +125,24 @@ class Inventory:
 
     @property
     def segment_bytes(self) -> int:
-        """Total size of all segments."""
+        """Total size of all segments in bytes."""
         return sum(segment.size_bytes for log in self.logs for segment in log.segments)
 
 
 class ReadOnlyFileSystem(RealFileSystem):
-    """The real file system with files opened read-only. Writes raise OSError (EBADF)."""
+    """The real file system with files opened read-only. A write to an open file raises OSError (EBADF)."""
 
     access = os.O_RDONLY
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open a file read-only. Raises FileNotFoundError, also with `create`."""
+        """Open an existing file read-only. `create` is ignored. Raises FileNotFoundError and other OSError."""
         return super().open(path)
 
 
 def parse_replicas(texts: Iterable[str]) -> list[tuple[str, str]]:
-    """Parse `NAME=PATH` texts; a name may occur with several directories. Raises JobError."""
+    """Parse `NAME=PATH` texts into (name, absolute path). A name may occur with several directories. Raises JobError
+    for another form or a path that is not a directory.
+    """
     found = []
     for text in texts:
         name, separator, path = text.partition("=")
@@ -152,8 +156,9 @@ def parse_replicas(texts: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def replicas_of_cluster(directory: Path) -> list[tuple[str, str]]:
-    """Return (name, directory) of the nodes of a local cluster that have data, from its `cluster.json`. Raises
-    JobError.
+    """Return (name, directory) of each controller and broker of a local cluster whose directory exists.
+
+    Raises JobError if the cluster's `cluster.json` cannot be read.
     """
     try:
         nodes = json.loads((directory / _STATE).read_text("utf-8"))["nodes"]
@@ -164,7 +169,9 @@ def replicas_of_cluster(directory: Path) -> list[tuple[str, str]]:
 
 
 def data_directories(path: str) -> list[str]:
-    """Return the data directories at or below `path`: those with `meta.properties` or logs."""
+    """Return the data directories at or up to three levels below `path`: those with `meta.properties` or partition
+    logs. Empty if there are none.
+    """
     found: list[str] = []
     for directory, names, files in os.walk(path):
         depth = len(Path(directory).relative_to(path).parts)
@@ -175,7 +182,10 @@ def data_directories(path: str) -> list[str]:
 
 
 def take_inventory(replicas: Sequence[tuple[str, str]], topics: Sequence[str] = ()) -> Inventory:
-    """List all files, limited to `topics` if given. Raises JobError if a replica has no data directory."""
+    """List the files of all replicas, given as (name, path), only of `topics` unless that is empty.
+
+    An unreadable file or directory becomes a finding. Raises JobError if a path has no data directory.
+    """
     inventory = Inventory()
     for name, path in replicas:
         directories = data_directories(path)
@@ -191,7 +201,9 @@ def take_inventory(replicas: Sequence[tuple[str, str]], topics: Sequence[str] = 
 
 
 def drop_deleted(inventory: Inventory) -> None:
-    """Replace logs that were deleted or recreated meanwhile by a finding, as they may be half read."""
+    """Remove logs that were deleted or recreated since they were listed, as they may be half read. Adds a `vanished`
+    finding for each.
+    """
     listed, inventory.logs = inventory.logs, []
     for log in listed:
         if os.path.isdir(log.directory) and (not log.topic_id or _topic_id(log.directory) in ("", log.topic_id)):
@@ -273,7 +285,7 @@ def _offsets(inventory: Inventory, replica: str, directory: str, name: str) -> M
 
 
 def _topic_id(directory: str) -> str:
-    """Return the topic id, empty if it is missing or unreadable."""
+    """Return the topic id of a log directory, empty if its file is missing or invalid."""
     try:
         content = Path(directory, checkpoint.PARTITION_METADATA).read_bytes()
     except OSError:
@@ -283,7 +295,9 @@ def _topic_id(directory: str) -> str:
 
 
 def tasks_of(sizes: Sequence[int], bytes_max: int, files_max: int) -> Iterator[list[int]]:
-    """Yield the indexes of the files for each task. A file larger than `bytes_max` has its own task."""
+    """Yield for each task the indexes of its files, given the sizes of all files in order. A task has at most
+    `files_max` files and `bytes_max` bytes; a larger file has its own task.
+    """
     task: list[int] = []
     size = 0
     for place, one in enumerate(sizes):

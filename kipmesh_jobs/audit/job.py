@@ -25,7 +25,7 @@ ROWS_MAX: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Replicas and topics to audit."""
+    """Replicas and topics to audit. `run` raises JobError without a replica."""
 
     replicas: Annotated[
         list[str] | None,
@@ -52,7 +52,10 @@ Exit code 1 if there is an error: a damaged batch, missing offsets, or a differe
 
 
 def run(run: JobRun, options: Options) -> Outcome:
-    """Run the audit. Raises JobError."""
+    """Run the audit. The outcome has `passed` False if there is a finding of severity error.
+
+    Raises JobError for invalid replicas, a replica without data directory, or a topic without logs, JavaMissingError.
+    """
     from kipmesh_jobs.audit.inventory import parse_replicas, replicas_of_cluster, take_inventory
 
     replicas = parse_replicas(options.replicas or ())
@@ -93,7 +96,7 @@ def run(run: JobRun, options: Options) -> Outcome:
 def make_page(
     summary: Mapping[str, Any], findings: Sequence[Finding], logs: Sequence[Any], agreement: Sequence[Any]
 ) -> Page:
-    """Return the page. `logs` and `agreement` are rows of those tables by partition, at most `ROWS_MAX`."""
+    """Return the page `audit.html`. `logs` and `agreement` are rows of those tables, at most `ROWS_MAX` each."""
     from kipmesh_jobs.audit.findings import divergence_text
     from kipmesh_jobs.audit.inventory import ERROR, KINDS
 
@@ -117,7 +120,7 @@ def make_page(
 
 
 def _compute(run: JobRun, inventory: Inventory, replicas: list[tuple[str, str]], topics: list[str]) -> Tables:
-    """Read all files once and write the tables."""
+    """Read all files once in Spark, and write and return the tables."""
     from kipmesh_jobs.audit import compare
     from kipmesh_jobs.audit.findings import Tables
     from kipmesh_jobs.audit.inventory import drop_deleted

@@ -30,7 +30,11 @@ VANISHED: Final = "vanished"
 
 
 class Found(NamedTuple):
-    """A batch, or damaged bytes. `damage` is "" for a valid batch. A batch with a wrong CRC has a header, too."""
+    """A valid batch, or a range of damaged bytes of a segment.
+
+    `damage` is "" for a valid batch, otherwise the kind of damage, which `text` describes. Only valid batches and those
+    with a wrong CRC have a header and a digest.
+    """
 
     position: int
     size_bytes: int
@@ -41,12 +45,16 @@ class Found(NamedTuple):
 
 
 def digest_of(data: bytes | memoryview) -> bytes:
-    """Return the digest by which batches are compared."""
+    """Return a BLAKE2b digest of 16 bytes."""
     return blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
 def scan(data: bytes, *, is_last: bool) -> Iterator[Found]:
-    """Yield all batches and damage of a segment, in order."""
+    """Yield all batches and damaged ranges of a segment's bytes, in order and without gaps. Never raises for invalid
+    bytes.
+
+    `is_last` says whether it is the log's last segment, whose incomplete end counts as torn.
+    """
     position, end = 0, len(data)
     with memoryview(data) as view:
         while position < end:
@@ -58,7 +66,9 @@ def scan(data: bytes, *, is_last: bool) -> Iterator[Found]:
 
 
 def _batch(data: bytes, view: memoryview, position: int, end: int) -> Found | None:
-    """Return the batch at a position, or None if there is none or its length is provably wrong."""
+    """Return the batch at a position, possibly with a wrong CRC. None if there is no complete batch or its length is
+    provably wrong.
+    """
     try:
         header = parse_header(view[:end], position)
     except CorruptRecordError:
@@ -91,7 +101,7 @@ def _is_header(view: memoryview, position: int, end: int) -> bool:
 
 
 def _damage(data: bytes, view: memoryview, position: int, end: int, is_last: bool) -> Found:
-    """Return the damaged bytes from a position up to the next batch."""
+    """Return the damaged bytes from a position up to the next valid batch, or to the end."""
     following = _next_batch(data, view, position + 1, end)
     left = end - position
     if following < end:
@@ -143,7 +153,7 @@ def _is_zeros(view: memoryview, position: int, end: int) -> bool:
 
 
 class RecordDigest(NamedTuple):
-    """Offset of a record, and a digest of its timestamp, key, value and headers."""
+    """Offset and timestamp of a record, and a digest of its timestamp, key, value and headers."""
 
     offset: int
     timestamp: int
@@ -151,7 +161,9 @@ class RecordDigest(NamedTuple):
 
 
 def record_digests(batch: memoryview, header: BatchHeader) -> list[RecordDigest]:
-    """Return the digests of a valid batch's records. Raises CorruptRecordError if they cannot be parsed."""
+    """Return a digest for each record of a valid batch. Raises CorruptRecordError if the records cannot be decompressed
+    or parsed.
+    """
     try:
         return [
             RecordDigest(

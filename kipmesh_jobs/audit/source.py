@@ -57,7 +57,9 @@ SNAPSHOTS_SCHEMA: Final = pa.schema(
 
 
 class FileToRead(NamedTuple):
-    """A segment or snapshot of a replica. Batches below `records_below` have their records decoded."""
+    """A segment, or a snapshot with its end offset as `base_offset`. Records are decoded of batches whose base offset
+    is below `records_below`.
+    """
 
     replica: str
     topic: str
@@ -71,14 +73,14 @@ class FileToRead(NamedTuple):
 
 
 class FilesPartition(InputPartition):
-    """Files of one task."""
+    """The files that one Spark task reads."""
 
     def __init__(self, files: Sequence[FileToRead]) -> None:
         self.files = tuple(files)
 
 
 class SegmentsDataSource(DataSource):
-    """The data source as Spark uses it."""
+    """The Spark data source `kipmesh-segments`, for batch queries only."""
 
     @classmethod
     def name(cls) -> str:
@@ -86,7 +88,7 @@ class SegmentsDataSource(DataSource):
         return NAME
 
     def schema(self) -> StructType:
-        """Return the columns. Raises JobError for invalid options."""
+        """Return the columns of the option `content`: batches or snapshots. Raises JobError for invalid options."""
         is_snapshots = _options(self.options)["content"] == "snapshots"
         return from_arrow_schema(SNAPSHOTS_SCHEMA if is_snapshots else BATCHES_SCHEMA)
 
@@ -96,24 +98,26 @@ class SegmentsDataSource(DataSource):
 
 
 class SegmentsReader(DataSourceReader):
-    """Plans and reads tasks."""
+    """Reader of a batch query: plans its tasks and reads their files."""
 
     def __init__(self, options: dict[str, str]) -> None:
         self._options = options
 
     def partitions(self) -> list[FilesPartition]:
-        """Plan the tasks; see `plan_tasks`."""
+        """Return the tasks of the query, as `plan_tasks` does. Raises JobError."""
         return plan_tasks(self._options)
 
     def read(self, partition: FilesPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        """Yield the rows of a task's files."""
+        """Yield the rows of a task's files: a row per batch or damaged range, or a row per snapshot."""
         if self._options["content"] == "snapshots":
             return _arrow(map(snapshot_row, partition.files), SNAPSHOTS_SCHEMA)
         return _arrow(chain.from_iterable(map(segment_rows, partition.files)), BATCHES_SCHEMA)
 
 
 def plan_tasks(options: dict[str, str]) -> list[FilesPartition]:
-    """Return the tasks of a query, at least one because Spark rejects an empty list. Raises JobError."""
+    """Return the tasks of a query with valid options; at least one, possibly empty, because Spark rejects an empty
+    list. Raises JobError if a replica has no data directory.
+    """
     pairs = [tuple(text.split("=", 1)) for text in json.loads(options["replicas"])]
     topics = [topic for topic in options["topics"].split(",") if topic]
     inventory = take_inventory([(name, path) for name, path in pairs], topics)
@@ -162,7 +166,10 @@ def _options(raw: Any) -> dict[str, str]:
 
 
 def segment_rows(file: FileToRead) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a segment, with columns of `BATCHES_SCHEMA`; missing ones are null."""
+    """Yield a row per batch or damaged range of a segment, with the columns of `BATCHES_SCHEMA`; missing ones are null.
+
+    A file that cannot be read is one row with `damage` `unreadable` or `vanished`.
+    """
     head = {
         "replica": file.replica,
         "topic": file.topic,
@@ -216,9 +223,10 @@ def _batch_columns(data: bytes, found: Found, records_below: int) -> dict[str, A
 
 
 def snapshot_row(file: FileToRead) -> dict[str, Any]:
-    """Return the row of a snapshot, with columns of `SNAPSHOTS_SCHEMA`; missing ones are null.
+    """Return the row of a snapshot, with the columns of `SNAPSHOTS_SCHEMA`; missing ones are null.
 
-    The digest depends only on the multiset of records, not on their order or batches.
+    A corrupt snapshot has `damage` `garbage`; one that cannot be read `unreadable` or `vanished`. The digest depends
+    only on the multiset of records, not on their order or batches.
     """
     head = {
         "replica": file.replica,

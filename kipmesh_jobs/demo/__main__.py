@@ -19,7 +19,9 @@ _EXIT_SIGNAL: Final = 128
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the demo; return 0 if all checks pass."""
+    """Run the demo. Return 0 if all checks pass, 1 if one fails or the demo raises a known error, 128 plus the signal's
+    number after SIGINT or SIGTERM.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m kipmesh_jobs.demo",
         description="Stream a year of flights through a replicated cluster into Spark: report, Parquet and checks.",

@@ -33,7 +33,9 @@ _RETRY_SECONDS: Final = 0.2
 
 
 class PartitionFacts(NamedTuple):
-    """State of one partition at the end of the run. The digest covers the log's bytes of every replica."""
+    """State of one partition at the end of the run, and the names of the brokers with a replica. `identical` says
+    whether all replicas have equal bytes up to the high watermark; the digest is that of the first one.
+    """
 
     partition: int
     records: int
@@ -45,7 +47,7 @@ class PartitionFacts(NamedTuple):
 
 
 class SequenceDigest:
-    """Number, size and SHA-256 of the keys and values of one partition's records, in order."""
+    """Number of records of one partition, bytes of their keys and values, and a SHA-256 of these in order."""
 
     def __init__(self) -> None:
         self.records = self.payload_bytes = 0
@@ -58,21 +60,21 @@ class SequenceDigest:
         self.payload_bytes += len(key) + len(value)
 
     def digest(self) -> tuple[int, str]:
-        """Return the number of records and their digest."""
+        """Return the number of records and their SHA-256 in hexadecimal."""
         return self.records, self._hash.hexdigest()
 
 
 def expecting(flights: Iterable[Flight], expected: Sequence[SequenceDigest]) -> Iterator[Flight]:
-    """Yield the flights, adding each to the expected digest of its partition."""
+    """Yield the flights unchanged; add each to the digest in `expected` of the partition that its key determines."""
     for flight in flights:
         expected[partition_of_key(flight.key, len(expected))].add(*flight)
         yield flight
 
 
 def read_topic(bootstrap: str, topic: str, partitions: int) -> list[SequenceDigest]:
-    """Read the whole topic with a consumer; return a digest per partition.
+    """Read the whole topic, up to its current end, with a consumer; return a digest per partition.
 
-    Raises JobError after 30 s without records, KafkaError.
+    Raises JobError after 30 s without records, and KafkaError.
     """
     found = [SequenceDigest() for _ in range(partitions)]
     wanted = [(topic, partition) for partition in range(partitions)]
@@ -94,7 +96,7 @@ def read_topic(bootstrap: str, topic: str, partitions: int) -> list[SequenceDige
 
 
 def check_topic(found: Sequence[SequenceDigest], expected: Sequence[SequenceDigest]) -> list[Check]:
-    """Check counts, order and content of each partition against the CSV."""
+    """Return two checks of a topic's content against the CSV: number of records; content and order of each partition."""
     read, wanted = sum(one.records for one in found), sum(one.records for one in expected)
     counts = Check("The topic has every flight once", read == wanted, f"{read:,} of {wanted:,} records")
     wrong = [
@@ -109,7 +111,9 @@ def check_topic(found: Sequence[SequenceDigest], expected: Sequence[SequenceDige
 
 
 def check_totals(totals: Mapping[str, int], year: pd.DataFrame, scale: int) -> list[Check]:
-    """Check counts and sums of the Parquet, computed by Spark, against the CSV, summed by pandas."""
+    """Return two checks of the Parquet's counts and sums, computed by Spark, against the CSV, summed by pandas.
+    `totals` is the result of `results.flight_counts`.
+    """
     counts = {
         "flights": len(year) * scale,
         "distinct_flights": len(year) * scale,
@@ -129,7 +133,7 @@ def _compare(title: str, totals: Mapping[str, int], wanted: Mapping[str, int]) -
 
 
 def check_replicas(partitions: Sequence[PartitionFacts], replication_factor: int) -> Check:
-    """Check that the replicas are identical up to the high watermark."""
+    """Return a check that each partition has `replication_factor` replicas with equal bytes up to the high watermark."""
     size = sum(partition.size_bytes for partition in partitions)
     wrong = [str(p.partition) for p in partitions if not p.identical or len(p.replicas) != replication_factor]
     detail = f"{replication_factor} x {size / 1e6:.1f} MB in {len(partitions)} partitions, CRCs checked"
@@ -139,7 +143,7 @@ def check_replicas(partitions: Sequence[PartitionFacts], replication_factor: int
 
 
 class ReplicaDigest(NamedTuple):
-    """Digest of a replica's batches below an offset."""
+    """Digest of a replica's whole batches below an offset. `next_offset` is the end of the last one, 0 without batches."""
 
     next_offset: int
     records: int
@@ -148,9 +152,9 @@ class ReplicaDigest(NamedTuple):
 
 
 def digest_replica(log_dir: Path, high_watermark: int) -> ReplicaDigest:
-    """Digest the segments of a log directory up to `high_watermark`, or up to an incomplete batch.
+    """Digest the batches of a log directory that end at or below `high_watermark`, up to an incomplete batch.
 
-    Raises CorruptRecordError, OSError.
+    Raises CorruptRecordError for a wrong CRC, and OSError.
     """
     digest = hashlib.sha256()
     next_offset = records = size_bytes = 0
@@ -169,7 +173,8 @@ def digest_replica(log_dir: Path, high_watermark: int) -> ReplicaDigest:
 
 
 def existing_log_dirs(log_dirs: Mapping[str, Path], count: int, timeout_seconds: float) -> dict[str, Path]:
-    """Return the existing log directories by broker. Waits up to `timeout_seconds` for `count` of them.
+    """Return the log directories that exist, by broker. Waits up to `timeout_seconds` for `count` of them; may return
+    fewer.
 
     A restarted broker creates its directory late.
     """
@@ -182,9 +187,11 @@ def existing_log_dirs(log_dirs: Mapping[str, Path], count: int, timeout_seconds:
 
 
 def digest_until_equal(log_dirs: Sequence[Path], high_watermark: int, timeout_seconds: float) -> list[ReplicaDigest]:
-    """Return the digest of each replica, once all are equal and complete or after `timeout_seconds`.
+    """Return the digest of each replica, in the order of `log_dirs`. Waits until all are equal and complete; after
+    `timeout_seconds` they may differ.
 
-    Followers that were restarted catch up meanwhile. Raises CorruptRecordError, OSError at the timeout.
+    Followers that were restarted catch up meanwhile. If a log still cannot be read at the timeout, raises
+    CorruptRecordError or OSError.
     """
     deadline = time.monotonic() + timeout_seconds
     while True:

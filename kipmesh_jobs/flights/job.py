@@ -26,7 +26,9 @@ _UNIT_MS: Final = {"second": 1000, "minute": 60_000, "hour": 3_600_000, "day": 8
 
 
 def interval_ms(text: str, option: str) -> int:
-    """Return an interval such as `2 hours` in ms. Raises typer.BadParameter that names the option."""
+    """Return an interval such as `2 hours` in ms. Raises typer.BadParameter naming `option` if it is not a whole number
+    of seconds, minutes, hours or days.
+    """
     found = _INTERVAL.fullmatch(text.strip())
     if found is None:
         raise typer.BadParameter(
@@ -37,7 +39,7 @@ def interval_ms(text: str, option: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Source of the flights, and settings of the stream."""
+    """Source of the flights, and settings of the streaming queries."""
 
     bootstrap: Annotated[
         str | None,
@@ -63,7 +65,7 @@ class Options:
     ] = 40_000
 
     def __post_init__(self) -> None:
-        """Raise typer.BadParameter for invalid combinations."""
+        """Raise typer.BadParameter for an invalid interval, an empty topic or options that exclude each other."""
         for name in ("window", "watermark", "gap"):
             interval_ms(getattr(self, name), f"--{name}")
         if not self.topic:
@@ -75,7 +77,12 @@ class Options:
 
 
 def run(run: JobRun, options: Options) -> Outcome:
-    """Fill a cluster if none is named, run the streams and checks. Raises JobError, KafkaError, ClusterError."""
+    """Run the streaming queries and check their results. Starts and fills a temporary cluster without `bootstrap`; with
+    `fill` it fills the named one.
+
+    The outcome has `passed` False if a check fails. Raises JobError (also if the topic has no flights), KafkaError,
+    ClusterError and JavaMissingError.
+    """
     with _cluster(run, options) as (bootstrap, expected):
         return _run(run, options, bootstrap, expected)
 
@@ -186,7 +193,7 @@ def _write_late(run: JobRun, settings: StreamSettings, options: Options) -> None
 def make_page(
     tables: Tables, counts: Mapping[str, int], proofs: Sequence[Check], shown: Samples, options: Options
 ) -> Page:
-    """Return the page of the job."""
+    """Return the page `flights.html` with the tables, counts, checks and sample rows of a run."""
     departures = sum(row["departures"] for row in tables["origins"])
     delay = sum((row["mean_delay"] or 0) * row["departures"] for row in tables["origins"])
     legs, daily = tables["legs"], tables["windows_daily"]
@@ -228,7 +235,7 @@ def _by_origin(daily: Sequence[Row], value: Callable[[Row], float | None]) -> di
 
 
 def _by_hour(clock: Sequence[Row], name: str) -> list[tuple[int, float | None]]:
-    """Return the mean of a quantile over weekdays, weighted by departures."""
+    """Return (hour, mean of a delay quantile over weekdays, weighted by departures), in order of hours."""
     known: dict[int, list[tuple[float, int]]] = defaultdict(list)
     for row in clock:
         if row["hour"] is not None and row[name] is not None:
@@ -246,7 +253,9 @@ def _size(departures: int) -> str:
 
 
 def quantiles(rows: Sequence[Row], column: str, name: str) -> list[tuple[str, float, str]]:
-    """Return a bar for each group's 90th percentile of the delay, without groups of None."""
+    """Return a bar (name, 90th percentile of the delay, tooltip) per group. Groups whose `column` or percentile is None
+    are left out. `name` is a format string for the column's value.
+    """
     return [
         (name.format(row[column]), row["p90"], f"{name.format(row[column])}: {row['flights']:,} flights")
         for row in rows

@@ -41,7 +41,9 @@ _SPANS: Final = "partition INT, span_begin BIGINT, span_end BIGINT, stream_batch
 
 
 class BatchEnd(NamedTuple):
-    """A micro-batch: watermark in ms (0 for none), and end offsets by partition."""
+    """A micro-batch: its number, the watermark in ms since 1970 that it determined (0 for none), and the end offset of
+    each partition.
+    """
 
     number: int
     watermark_ms: int
@@ -49,7 +51,9 @@ class BatchEnd(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Offsets of a partition that one micro-batch read, and the watermark that applied."""
+    """Offsets `begin` (inclusive) to `end` (exclusive) of a partition that one micro-batch read, and the watermark in
+    ms that applied to them.
+    """
 
     partition: int
     begin: int
@@ -59,8 +63,8 @@ class Span(NamedTuple):
 
 
 def read_batches(checkpoint: Path, topic: str) -> list[BatchEnd]:
-    """Return the micro-batches of a checkpoint in order. Raises ValueError if it is not a checkpoint of this topic's
-    query.
+    """Return the micro-batches of a checkpoint in order; empty if there are none. Raises ValueError for a file that is
+    not an offset log of version 1. A batch without this topic has no end offsets.
     """
     batches = []
     for path in sorted((checkpoint / "offsets").glob("[0-9]*"), key=lambda path: int(path.name)):
@@ -75,7 +79,9 @@ def read_batches(checkpoint: Path, topic: str) -> list[BatchEnd]:
 
 
 def spans(batches: Sequence[BatchEnd]) -> list[Span]:
-    """Return the non-empty offset ranges of each batch, with the watermark of the batch before."""
+    """Return the non-empty offset ranges that each batch read, with the watermark of the batch before (0 for the
+    first).
+    """
     found: list[Span] = []
     reached: dict[int, int] = {}
     watermark_ms = 0
@@ -90,7 +96,7 @@ def spans(batches: Sequence[BatchEnd]) -> list[Span]:
 
 
 class Expected(NamedTuple):
-    """Counts of the values that this job wrote to the topic."""
+    """Counts and the sum of delays in minutes of the values that this job wrote to the topic."""
 
     flights: int
     cancelled: int
@@ -99,18 +105,25 @@ class Expected(NamedTuple):
 
 
 def window_end_ms(window_ms: int) -> Column:
-    """Return the end of a flight's window in ms. Windows are aligned to the epoch."""
+    """Return a column: the end of the window of a flight's `event_time`, in ms. Windows start at multiples of
+    `window_ms` since 1970.
+    """
     at = F.unix_millis("event_time")
     return at - at % window_ms + window_ms
 
 
 def session_end_ms(gap_ms: int) -> Column:
-    """Return the end of the session of a flight alone, in ms."""
+    """Return a column: the end of a session that has only this flight, in ms: `event_time` plus the gap."""
     return F.unix_millis("event_time") + gap_ms
 
 
 def late(flights: DataFrame, spans: Sequence[Span], end_ms: Column, stream: str) -> DataFrame:
-    """Return the flights that a stream dropped: position, watermark, and lateness in ms."""
+    """Return the flights that a streaming query dropped as late: position in the topic, identity, micro-batch, its
+    watermark, and `late_by_ms`, the time from `end_ms` to the watermark.
+
+    Args: spans: offset ranges of the query's micro-batches; end_ms: end of a flight's window or session; stream: name
+    of the query.
+    """
     spark = flights.sparkSession
     batch_spans = spark.createDataFrame([tuple(span) for span in spans], _SPANS)
     at = F.col("offset")
@@ -127,7 +140,7 @@ def late(flights: DataFrame, spans: Sequence[Span], end_ms: Column, stream: str)
 
 
 def write_tables(spark: SparkSession, parquet: Path) -> dict[str, list[dict[str, Any]]]:
-    """Write the tables that need flights only to `parquet`/NAME; return their rows, sorted by keys."""
+    """Write the tables that need only the flights to `parquet`/NAME; return their rows by table name, sorted by keys."""
     flights = read(spark, parquet, "flights").select(*_COLUMNS).cache()
     age = binned(F.year("date") - F.col("plane_year"), 5, 30)
     keys: dict[str, tuple[str | Column, ...]] = {
@@ -148,7 +161,9 @@ def write_tables(spark: SparkSession, parquet: Path) -> dict[str, list[dict[str,
 
 
 def write_stream_tables(spark: SparkSession, parquet: Path) -> dict[str, list[dict[str, Any]]]:
-    """Write the tables that need windows and rotations; return their rows, sorted by keys."""
+    """Write the tables that need windows and rotations to `parquet`/NAME; return their rows by table name, sorted by
+    keys.
+    """
     rotations = read(spark, parquet, "rotations")
     sizes = rotations.groupBy(F.least("departures", F.lit(LEGS_MAX)).alias("departures")).agg(
         F.count("*").alias("rotations"), F.countDistinct("tailnum").alias("aircraft")
@@ -158,7 +173,7 @@ def write_stream_tables(spark: SparkSession, parquet: Path) -> dict[str, list[di
 
 
 def _write(parquet: Path, tables: Mapping[str, tuple[DataFrame, int]]) -> dict[str, list[dict[str, Any]]]:
-    """Write tables, each a frame and the number of its leading key columns."""
+    """Write tables, each a frame and the number of its leading key columns; return their rows by name, sorted by keys."""
     rows: dict[str, list[dict[str, Any]]] = {}
     with ThreadPoolExecutor(_CONCURRENT_TABLES) as pool:
         arrow = dict(zip(tables, pool.map(lambda table: table[0].toArrow(), tables.values()), strict=True))
@@ -172,7 +187,7 @@ def _write(parquet: Path, tables: Mapping[str, tuple[DataFrame, int]]) -> dict[s
 
 
 def by_group(flights: DataFrame, *keys: str | Column) -> DataFrame:
-    """Return counts and delay quantiles of each group, unordered.
+    """Return counts, mean delay and delay quantiles (`p10` to `p99`, minutes) of each group, unordered.
 
     Flights with equal delays are counted first. Quantiles of delays with frequencies cost half as much as quantiles of
     all flights.
@@ -197,7 +212,9 @@ def by_group(flights: DataFrame, *keys: str | Column) -> DataFrame:
 
 
 def binned(value: Column, width: int, top: int) -> Column:
-    """Return the lower edge of a value's bin. Values of `top` and more share a bin, null stays null."""
+    """Return a column: the lower edge of a value's bin of `width`. Values of `top` or more share the bin `top`; null
+    stays null.
+    """
     return F.when(value.isNotNull(), F.least(F.floor(value / width) * width, F.lit(top)).cast("int"))
 
 
@@ -207,7 +224,9 @@ def _rain() -> Column:
 
 
 def legs(rotations: DataFrame) -> DataFrame:
-    """Return delays by the number of a flight in its rotation, from 1. `gained` is the increase over the leg before."""
+    """Return counts and mean delays by the position of a flight in its rotation, from 1 to `LEGS_MAX`, which includes
+    later ones. `gained` is the mean increase over the previous flight.
+    """
     one = rotations.select("legs", F.posexplode("legs").alias("at", "leg"))
     before = F.when(F.col("at") > 0, F.try_element_at("legs", F.col("at"))["dep_delay"])
     delay = F.col("leg")["dep_delay"]
@@ -220,7 +239,7 @@ def legs(rotations: DataFrame) -> DataFrame:
 
 
 def windows_daily(windows: DataFrame) -> DataFrame:
-    """Return the windows summed by day (UTC)."""
+    """Return the sums of all windows by day (UTC) and origin, and the greatest delay."""
     return windows.groupBy(F.to_date("begin").alias("day"), "origin").agg(
         *(F.sum(name).alias(name) for name in ("flights", "departures", "cancelled", "delay_sum", "on_time")),
         F.max("delay_max").alias("delay_max"),
@@ -228,7 +247,7 @@ def windows_daily(windows: DataFrame) -> DataFrame:
 
 
 def flight_counts(spark: SparkSession, parquet: Path) -> dict[str, int]:
-    """Return counts and sums of all flights, and the number of dead letters."""
+    """Return counts of all flights, sums of `SUMMED` (`NAME_sum`) and the number of dead letters (`dead_letters`)."""
     found = _first(
         read(spark, parquet, "flights").agg(
             F.count("*").alias("flights"),
@@ -246,7 +265,7 @@ def flight_counts(spark: SparkSession, parquet: Path) -> dict[str, int]:
 
 
 def counts(spark: SparkSession, parquet: Path) -> dict[str, int]:
-    """Return all figures for `check`."""
+    """Return the figures for `check`: those of `flight_counts`, and counts of windows, rotations and late flights."""
     found = flight_counts(spark, parquet)
     windows, rotations = (read(spark, parquet, name) for name in ("windows", "rotations"))
     late_by = {
@@ -269,7 +288,9 @@ def _first(frame: DataFrame) -> dict[str, int]:
 
 
 def differing_windows(spark: SparkSession, parquet: Path, window_ms: int) -> int:
-    """Return the number of windows that differ between the stream and a batch aggregation of the flights on time."""
+    """Return the number of rows that only the stream's windows or only a batch aggregation have. The batch aggregation
+    leaves out late flights. A window that differs counts twice.
+    """
     flights = read(spark, parquet, "flights")
     late_ones = spark.read.parquet(str(parquet / "late")).where("stream = 'windows'").select("partition", "offset")
     delay = F.col("dep_delay")
@@ -289,10 +310,10 @@ def differing_windows(spark: SparkSession, parquet: Path, window_ms: int) -> int
 
 
 def check(found: Mapping[str, int], records: int, differing: int, expected: Expected | None) -> list[Check]:
-    """Check the figures of a run against each other and against the input.
+    """Return the checks of a run's figures against each other, and against the input if it is known.
 
-    Args: records: number of records in the topic; differing: see `differing_windows`; expected: input of this job, if
-    it wrote any.
+    Args: found: result of `counts`; records: number of records in the topic; differing: result of `differing_windows`;
+    expected: input that this run wrote, or None.
     """
     flights, dead = found["flights"], found["dead_letters"]
     late_windows, late_rotations = found["late_windows"], found["late_rotations"]
@@ -340,7 +361,9 @@ def check(found: Mapping[str, int], records: int, differing: int, expected: Expe
 
 
 class Samples(NamedTuple):
-    """Rows of single records for the page."""
+    """Sample rows for the page: dead letters, late flights and rotations. `dead_reasons` has the number of all dead
+    letters by reason.
+    """
 
     dead: Sequence[Row]
     dead_reasons: Sequence[Row]
@@ -349,7 +372,9 @@ class Samples(NamedTuple):
 
 
 def samples(spark: SparkSession, parquet: Path) -> Samples:
-    """Return some dead letters, late flights and long rotations, and the number of dead letters by reason."""
+    """Return the first dead letters, the first late flights and the longest rotations, `SAMPLES` rows of each, and the
+    number of dead letters by reason.
+    """
     dead = spark.read.parquet(str(parquet / "dead_letters"))
     late = spark.read.parquet(str(parquet / "late"))
     rotations = read(spark, parquet, "rotations").selectExpr(

@@ -33,7 +33,7 @@ ON_TIME_MINUTES: Final = 15
 """Usual limit for a departure on time."""
 MARKER_TIME: Final = "9999-01-01T00:00:00Z"
 _MARKER_KEY: Final = ""
-"""Key of the marker."""
+"""Key of the marker row of the year 9999."""
 _REPORT_SECONDS: Final = 1
 _ATTEMPTS: Final = 4
 _SLOW_START: Final = "Python worker failed to connect back"
@@ -45,9 +45,11 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """Input and settings of the queries.
+    """Input and settings of the streaming queries.
 
-    `ends` are the end offsets by partition, `client` is consumer configuration besides the addresses.
+    `ends` are the end offsets by partition, `client` is consumer configuration besides the addresses. `watermark`,
+    `window` and `gap` are intervals such as `2 hours`. `parquet` gets the output, `checkpoints` the state of the
+    queries.
     """
 
     bootstrap: str
@@ -63,7 +65,9 @@ class StreamSettings:
 
 
 def offsets(bootstrap: str, client: Mapping[str, str], topic: str) -> tuple[dict[int, int], dict[int, int]]:
-    """Return the start and end offsets of each partition. Raises JobError if the topic or cluster is unavailable."""
+    """Return the start offsets and the end offsets, each by partition. Raises JobError if the topic or the cluster is
+    unavailable.
+    """
     try:
         with Consumer(bootstrap, **client) as consumer:
             found = [(topic, partition) for partition in consumer.partitions_for(topic).partitions]
@@ -74,7 +78,7 @@ def offsets(bootstrap: str, client: Mapping[str, str], topic: str) -> tuple[dict
 
 
 def source(spark: SparkSession, settings: StreamSettings) -> DataFrame:
-    """Return the records up to the end offsets as a stream of parsed values."""
+    """Return a stream of the topic's records below the end offsets, parsed as by `values.parse`."""
     from kipmesh.spark.readers import _HAS_READ_LIMITS
 
     reader = (
@@ -95,7 +99,11 @@ def source(spark: SparkSession, settings: StreamSettings) -> DataFrame:
 def run_flights(
     spark: SparkSession, settings: StreamSettings, references: values.References, report: Progress
 ) -> Mapping[int, int]:
-    """Write `flights`, joined with the references, and `dead_letters`; return the records by micro-batch."""
+    """Write `flights`, joined with the reference tables, and `dead_letters` with their reasons. Returns the number of
+    records by micro-batch.
+
+    `report` is called with the number of records read so far. Raises StreamingQueryException.
+    """
 
     def write(batch: DataFrame, number: int) -> None:
         batch = batch.persist()
@@ -111,7 +119,10 @@ def run_flights(
 
 
 def run_windows(spark: SparkSession, settings: StreamSettings, report: Progress) -> None:
-    """Write `windows`: sums of delays by window of scheduled departure and by airport."""
+    """Write `windows`: counts and sums of delays by airport and window of scheduled departure.
+
+    `report` is called with the number of records read so far. Raises StreamingQueryException.
+    """
     delay = F.col("dep_delay")
 
     def aggregate(stream: DataFrame) -> DataFrame:
@@ -136,7 +147,10 @@ _MEASURES: Final = ("flights", "departures", "cancelled", "delay_sum", "delay_ma
 
 
 def run_rotations(spark: SparkSession, settings: StreamSettings, report: Progress) -> None:
-    """Write `rotations`: sessions of departures of one aircraft, at most a gap apart, with legs in order."""
+    """Write `rotations`: departures of one aircraft, each at most the gap after the one before, as `legs` in order.
+
+    `report` is called with the number of records read so far. Raises StreamingQueryException.
+    """
 
     def aggregate(stream: DataFrame) -> DataFrame:
         legs = F.sort_array(F.collect_list(F.struct(*_LEG)))
@@ -165,7 +179,9 @@ def _run_closing(
     aggregate: Callable[[DataFrame], DataFrame],
     report: Progress,
 ) -> None:
-    """Run a query to the end of the topic, then again with the marker."""
+    """Run an aggregation by `key` to the end of the topic, then again with a marker row of the year 9999. The marker
+    advances the watermark, so that all remaining groups are emitted.
+    """
     markers = settings.checkpoints / f"{name}-marker"
     markers.mkdir(parents=True)
 
@@ -198,7 +214,11 @@ def _write(batch: DataFrame, directory: Path, number: int) -> None:
 def _run(
     stream: DataFrame, settings: StreamSettings, name: str, write: Callable[[DataFrame, int], None], report: Progress
 ) -> Mapping[int, int]:
-    """Run a query to the end of the topic. Restarts it from the checkpoint if a Python worker started too slowly."""
+    """Run a query to the end of the topic; return the number of records by micro-batch.
+
+    Restarts it from the checkpoint, up to 3 times, if a Python worker started too slowly. Raises
+    StreamingQueryException.
+    """
     from pyspark.errors import StreamingQueryException
 
     for attempt in range(_ATTEMPTS):
@@ -219,7 +239,9 @@ def _run(
 
 
 def _await_end(query: StreamingQuery, report: Progress) -> Mapping[int, int]:
-    """Wait for the end of a query; return the records by micro-batch."""
+    """Wait for the end of a query; return the number of records by micro-batch. Stops the query if the wait is
+    interrupted.
+    """
     seen: dict[int, int] = {}
     is_over = False
     try:
@@ -237,5 +259,5 @@ def _await_end(query: StreamingQuery, report: Progress) -> Mapping[int, int]:
 
 
 def read(spark: SparkSession, parquet: Path, name: str) -> DataFrame:
-    """Read the output of all micro-batches."""
+    """Return the output `NAME` of all micro-batches, with their number in the column `batch`."""
     return spark.read.option("basePath", str(parquet / name)).parquet(str(parquet / name / "batch=*"))

@@ -39,7 +39,8 @@ class References(NamedTuple):
 def parse(records: DataFrame) -> DataFrame:
     """Return a row per record: position, `key`, `value`, `appended`, the flight's fields, `event_time` and `is_flight`.
 
-    `event_time` is the scheduled departure in UTC. Without `is_flight` only position, key and value are valid.
+    `appended` is the record's timestamp, `event_time` the scheduled departure in UTC. Unless `is_flight`, the flight's
+    fields are not valid and `event_time` is null.
     """
     text = F.col("value").cast("string")
     flight = F.from_json(text, f"{FLIGHT_SCHEMA}, {_BROKEN} STRING", {"columnNameOfCorruptRecord": _BROKEN})
@@ -57,17 +58,17 @@ def parse(records: DataFrame) -> DataFrame:
 
 
 def flights(parsed: DataFrame) -> DataFrame:
-    """Return the rows that are flights."""
+    """Return the rows of `parse` that are flights, without `key`, `value` and `is_flight`."""
     return parsed.where("is_flight").drop("is_flight", "key", "value")
 
 
 def dead_letters(parsed: DataFrame) -> DataFrame:
-    """Return the records that are not flights."""
+    """Return the rows of `parse` that are not flights: position, `appended`, `key` and `value`."""
     return parsed.where("NOT is_flight").select(*_PLACE, "appended", "key", "value")
 
 
 def with_reasons(dead: DataFrame) -> DataFrame:
-    """Add the `reason` to dead letters.
+    """Add to dead letters a `reason`, the text why the value is not a flight.
 
     This second parse accepts any JSON. Only the few dead letters need it, not every flight.
     """
@@ -95,7 +96,7 @@ def with_reasons(dead: DataFrame) -> DataFrame:
 
 
 def load_references(spark: SparkSession, directory: Path, scale: int) -> References:
-    """Load the reference tables of the data set."""
+    """Load weather (`scale` years), airlines, planes and airports from the CSV files in `directory`. Raises OSError."""
 
     def frame(table: pd.DataFrame) -> DataFrame:
         return spark.createDataFrame(pa.Table.from_pandas(table, preserve_index=False))
@@ -105,9 +106,10 @@ def load_references(spark: SparkSession, directory: Path, scale: int) -> Referen
 
 
 def enrich(found: DataFrame, references: References) -> DataFrame:
-    """Join flights with weather of the scheduled hour, airline, aircraft and destination.
+    """Join flights with weather of the scheduled hour, airline, aircraft and destination. Add `date` (New York) and
+    `cancelled`.
 
-    Missing references are null. Each table has at most one row per key, so no flight is duplicated.
+    Columns of a missing reference are null. Each table has at most one row per key, so no flight is duplicated.
     """
     hourly = references.weather.select(
         "origin",

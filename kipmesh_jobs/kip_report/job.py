@@ -55,7 +55,9 @@ class Options:
 
 
 def run(run: JobRun, options: Options) -> Outcome:
-    """Read the trace, write the tables and create the page. Raises JobError if the topic has no entries."""
+    """Read the trace, write the tables and create the page. Raises JobError if the topic has no trace entries or cannot
+    be read, JavaMissingError.
+    """
     from kipmesh_jobs.kip_report import tables
 
     spark = run.spark
@@ -111,7 +113,7 @@ def _records(spark: SparkSession, options: Options) -> DataFrame:
 def figures(tables: Tables, cut: Sequence[str] = ()) -> dict[str, Any]:
     """Return the contents of summary.json: totals, derived figures, and the completeness of the trace.
 
-    Args: cut: names of tables that are incomplete.
+    Shares and means are None if there is nothing to divide by. Args: cut: names of tables that are incomplete.
     """
     totals = tables["totals"][0] if tables["totals"] else {}
     found: dict[str, Any] = {name: int(value or 0) for name, value in totals.items()}
@@ -137,12 +139,16 @@ def figures(tables: Tables, cut: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def rack_bytes(row: Row, relation: str) -> int:
-    """Return the bytes that consumers with this relation to the broker's rack read, from leaders and followers."""
+    """Return the bytes of records that consumers read from leaders and followers. `relation` is that of the consumer's
+    rack to the broker's: `same`, `cross` or `unknown`.
+    """
     return int(row.get(f"{relation}_rack_leader_bytes") or 0) + int(row.get(f"{relation}_rack_follower_bytes") or 0)
 
 
 def saved_share(row: Row) -> float | None:
-    """Return the share that sessions saved of all bytes besides records that fetches without sessions would have."""
+    """Return which share of the fetch bytes, without records, sessions saved. The whole is what fetches without
+    sessions would have sent. None if it is 0.
+    """
     saved = _session_bytes(row)
     sent = (row.get("fetch_request_bytes") or 0) + (row.get("fetch_response_bytes") or 0)
     return ratio(saved, saved + sent - (row.get("fetched_record_bytes") or 0))
@@ -153,7 +159,10 @@ def _session_bytes(row: Row) -> int:
 
 
 def snapshot_figures(rows: Sequence[Row], event: str) -> dict[str, Any]:
-    """Return sums over the snapshots of an event. Comparisons with the replay cover snapshots with both values."""
+    """Return counts and sums over the snapshots with this event.
+
+    `compared_bytes` and `replay_bytes` cover only snapshots for which both are known.
+    """
     mine = [row for row in rows if row["event"] == event]
     both = [row for row in mine if row["bytes"] is not None and row["replay_bytes"] is not None]
     with_records = [row for row in mine if row["records"] is not None]
@@ -171,7 +180,7 @@ def snapshot_figures(rows: Sequence[Row], event: str) -> dict[str, Any]:
 
 
 def lines(found: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the lines for the terminal."""
+    """Return the lines of the terminal output, one per KIP and one about sampling."""
     metadata = found["metadata_bytes_per_record"]
     return (
         f"KIP-227: sessions saved {binary_size(found['saved_by_sessions_bytes'])} in {found['fetches']:,} fetches",
@@ -186,7 +195,7 @@ def lines(found: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def cut_text(tables_cut: Sequence[str]) -> str:
-    """Return a note about incomplete tables, or an empty string."""
+    """Return a note that names the incomplete tables, or an empty string if there are none."""
     if not tables_cut:
         return ""
     return (
@@ -196,7 +205,7 @@ def cut_text(tables_cut: Sequence[str]) -> str:
 
 
 def sampling(found: Mapping[str, Any]) -> str:
-    """Describe the share of exchanges that the figures cover."""
+    """Return a sentence about the share of exchanges that the figures cover, and the number of dropped entries."""
     least, most = found["sample_min"], found["sample_max"]
     if least is None:
         return "This trace has no exchanges, only snapshots."
@@ -210,7 +219,7 @@ def sampling(found: Mapping[str, Any]) -> str:
 
 
 def make(tables: Tables, found: Mapping[str, Any], *, topic: str, interval: str, since_ms: int | None = None) -> Page:
-    """Return the page of the job."""
+    """Return the page `kip_report.html`. `found` is the result of `figures`."""
     times = sorted(map(_derived, tables["by_time"]), key=lambda row: row["time"])
     clients = [_derived(row) for row in tables["by_client"]]
 
@@ -247,7 +256,7 @@ def make(tables: Tables, found: Mapping[str, Any], *, topic: str, interval: str,
 
 
 def _derived(row: Row) -> dict[str, Any]:
-    """Return a row with derived columns added."""
+    """Return a row with bytes by relation of the racks, saved bytes and share, and metadata per record added."""
     racks = {f"{relation}_bytes": rack_bytes(row, relation) for relation in RELATIONS}
     return {
         **row,
@@ -260,7 +269,7 @@ def _derived(row: Row) -> dict[str, Any]:
 
 
 def ratio(part: float, whole: float) -> float | None:
-    """Return part / whole, or None if whole is 0."""
+    """Return part / whole, or None if `whole` is 0 or negative."""
     return part / whole if whole > 0 else None
 
 

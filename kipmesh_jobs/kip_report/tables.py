@@ -27,7 +27,9 @@ _BROKEN: Final = "broken"
 
 
 def parse(records: DataFrame) -> DataFrame:
-    """Return a row per record: position, the entry's fields, and `reason`, null for a valid entry."""
+    """Return a row per record: position, `value`, the entry's fields, and `reason`, why it is not an entry; null for a
+    valid entry.
+    """
     value = F.col("value").cast("string")
     options = {"columnNameOfCorruptRecord": _BROKEN}
     parsed = records.select(
@@ -48,7 +50,7 @@ def parse(records: DataFrame) -> DataFrame:
 
 
 def write_entries(records: DataFrame, parquet: Path) -> None:
-    """Write the tables `entries` and `dead_letters`, with one read of the topic."""
+    """Write the Parquet tables `entries` and `dead_letters` into `parquet`, reading the topic once."""
     parsed = parse(records).cache()
     parsed.where("reason IS NULL").drop("value", "reason").write.parquet(str(parquet / "entries"))
     dead = parsed.where("reason IS NOT NULL").select("topic", "partition", "offset", "reason", "value")
@@ -57,7 +59,9 @@ def write_entries(records: DataFrame, parquet: Path) -> None:
 
 
 def _sum(value: str | int, where: Column) -> Column:
-    """Return the estimated sum over all exchanges that match `where`."""
+    """Return a column: the sum over the rows that match `where` of `value` (column or number) divided by the sampling
+    share, rounded; 0 without rows.
+    """
     share = F.when(where, F.col(value) if isinstance(value, str) else F.lit(value)) / F.col("sample")
     return F.coalesce(F.round(F.sum(share)), F.lit(0)).cast("bigint")
 
@@ -93,7 +97,9 @@ def _measures() -> list[Column]:
 
 
 def measure(entries: DataFrame, *keys: str) -> DataFrame:
-    """Return all measures by `time`, by `client`, by both, or in one row without keys."""
+    """Return estimated counts and sums of fetch, produce and metadata exchanges, grouped by `keys` (`time`, `client`).
+    One row without keys.
+    """
     exchanges = entries.where(F.col("kind").isin("fetch", "produce", "metadata"))
     with_sums = exchanges.withColumn(
         "saved_bytes", F.col("saved_request_bytes") + F.col("saved_response_bytes")
@@ -102,12 +108,12 @@ def measure(entries: DataFrame, *keys: str) -> DataFrame:
 
 
 def with_time(entries: DataFrame, interval: str) -> DataFrame:
-    """Add `time`, the start of each entry's interval in UTC."""
+    """Add `time`, the start in UTC of the `minute`, `hour` or `day` of each entry."""
     return entries.withColumn("time", F.date_trunc(interval, F.timestamp_millis("ts")))
 
 
 def snapshots(entries: DataFrame) -> DataFrame:
-    """Return the snapshots in order of time."""
+    """Return the snapshot entries in order of time, with `at` as timestamp."""
     found = entries.where("kind = 'snapshot'").select(
         F.timestamp_millis("ts").alias("at"),
         *("broker", "event", "end_offset", "records", "bytes", "took_ms"),
@@ -117,7 +123,8 @@ def snapshots(entries: DataFrame) -> DataFrame:
 
 
 def status(entries: DataFrame, since_ms: int | None = None) -> DataFrame:
-    """Return sampled, dropped and received entries per broker process, from its last status entry.
+    """Return a row per broker process: sampled and dropped entries according to its last status entry, the number of
+    entries in the topic, and the range of its sampling shares.
 
     For a process that started before `since_ms`, the counts start at its first status entry after that.
     """
@@ -142,7 +149,9 @@ def status(entries: DataFrame, since_ms: int | None = None) -> DataFrame:
 
 
 def collected(frame: DataFrame, order: str | None, rows_max: int) -> tuple[list[dict[str, Any]], bool]:
-    """Return at most `rows_max` rows, greatest `order` first, and whether there are more."""
+    """Return (rows, whether there are more): at most `rows_max` rows, those with the greatest values of column `order`
+    first. Without `order` they are any rows.
+    """
     ordered = frame if order is None else frame.orderBy(F.desc(order))
     rows: list[dict[str, Any]] = ordered.limit(rows_max + 1).toArrow().to_pylist()
     return rows[:rows_max], len(rows) > rows_max

@@ -32,7 +32,9 @@ _CONFIG = {
 
 
 def make_image(brokers: int, failing: int, held: int, replication_factor: int, rng: Random) -> MetadataImage:
-    """Return an image with all brokers, and `held` partitions of each of the first `failing` brokers, all in sync."""
+    """Return a metadata image with all brokers and `failing * held` topics of one partition. Each of the first
+    `failing` brokers has a replica of `held` of these partitions; all replicas are in sync.
+    """
     image, delta = MetadataImage(), MetadataDelta()
     directories = [rng.randbytes(16) for _ in range(brokers)]
     image.apply(r.FeatureLevelRecord(r.METADATA_VERSION, r.METADATA_VERSION_LEVEL), delta)
@@ -50,7 +52,9 @@ def make_image(brokers: int, failing: int, held: int, replication_factor: int, r
 
 
 def _replicas(holder: int, brokers: int, count: int, place: int, rng: Random) -> tuple[int, ...]:
-    """Return distinct brokers with the holder at `place`, so that it leads every `count`-th partition."""
+    """Return `count` distinct brokers. `holder` is at index `place`; the others are random. The broker at index 0 is
+    the leader.
+    """
     others: list[int] = []
     while len(others) < count - 1:
         other = rng.randrange(brokers)
@@ -61,14 +65,18 @@ def _replicas(holder: int, brokers: int, count: int, place: int, rng: Random) ->
 
 
 class Ledger:
-    """Counts the records and bytes of decisions, and applies them to the image as a replica does."""
+    """Counts the records and bytes of decisions, and applies them to a metadata image as a replica does.
+
+    `values_bytes` are the encoded records, `batch_bytes` the record batches, `response_bytes` one Fetch response per
+    batch.
+    """
 
     def __init__(self, image: MetadataImage) -> None:
         self._image = image
         self.records = self.values_bytes = self.batch_bytes = self.response_bytes = 0
 
     def take(self, records: Sequence[r.Record]) -> None:
-        """Count and apply one batch."""
+        """Count these records as one batch and apply it to the image."""
         image = self._image
         values = [r.encode_record(record) for record in records]
         batch = record_batch.build(
@@ -86,7 +94,12 @@ class Ledger:
 
 
 def fail(way: str, brokers: int, failing: int, held: int, replication_factor: int, rng: Random) -> dict[str, float]:
-    """Let brokers fail together, then each leader's heartbeat confirm the change; return the figures."""
+    """Simulate a simultaneous failure of the first `failing` brokers; return its figures by name.
+
+    The controller fences the brokers (`way` is `event` or `record`), then handles one heartbeat of every other broker.
+    `partitions` are those with a failed replica, `sent_*` are bytes to all other brokers together, `proof_*` are
+    records and bytes that the heartbeats cause. Other figures are records, or bytes at one replica.
+    """
     image = make_image(brokers, failing, held, replication_factor, rng)
     controller = MetadataController(ControllerConfig.parse(_CONFIG), image, lambda: b"")
     if way == "event":
@@ -117,12 +130,14 @@ def fail(way: str, brokers: int, failing: int, held: int, replication_factor: in
 
 
 def case_of(way: str, failing: int) -> str:
-    """Return the name of a case."""
+    """Return the name of a case, `WAY:FAILING`, such as `event:3`."""
     return f"{way}:{failing}"
 
 
 def sample(task: Task) -> dict[str, float]:
-    """Simulate a failure in the planned cluster."""
+    """Simulate a failure in the planned cluster. Each broker has a random number of replicas. Returns the figures of
+    `fail`.
+    """
     way, failing = task.case.split(":")
     sizes, rng = task.sizes, task.rng()
     held = max(binomial(rng, sizes.partitions, sizes.replication_factor / sizes.brokers), 1)
@@ -130,5 +145,7 @@ def sample(task: Task) -> dict[str, float]:
 
 
 def sample_seed(task: Task) -> dict[str, float]:
-    """Simulate the proposal's case: 100,000 topics of ten partitions, three replicas, 100 brokers, balanced."""
+    """Simulate the failure of one broker in the proposal's cluster: 100,000 topics of ten partitions, three replicas,
+    100 brokers with 30,000 replicas each. Returns the figures of `fail`.
+    """
     return fail(task.case, 100, 1, 100_000 * 10 * 3 // 100, 3, task.rng())

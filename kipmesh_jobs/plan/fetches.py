@@ -36,7 +36,9 @@ _SESSION_ID = 1 << 30
 
 
 class Leader:
-    """Partitions with one follower. Each log is the number of its batches."""
+    """The leader's side of partitions with one follower, as a `Reader` of the fetch session. A log is only a count:
+    each batch has one offset, and `ends` has each log's end offset.
+    """
 
     def __init__(self, topic_ids: list[bytes], batch_bytes: int) -> None:
         self.topic_ids = topic_ids
@@ -46,7 +48,7 @@ class Leader:
         self._batch_bytes = batch_bytes
 
     def append(self, at: int) -> None:
-        """Append a batch with one offset."""
+        """Append one batch to the partition with index `at`."""
         self.ends[at] += 1
         topic_id = self.topic_ids[at]
         self.subscriptions.changed(partition_key(topic_id, 0), self.topic_name(topic_id), LOG_END)
@@ -54,7 +56,10 @@ class Leader:
     def read(
         self, topic: str, topic_id: bytes, requested: m.FetchPartition, max_bytes: int, min_one_batch: bool
     ) -> PartitionRead:
-        """See `Reader`. The fetch offset is the high watermark, because the follower acknowledges it."""
+        """Return the batches (zero bytes) from the fetch offset, at most `max_bytes` in all but one batch if
+        `min_one_batch`. High watermark and last stable offset equal the fetch offset, because the follower acknowledges
+        it.
+        """
         available = self.ends[self.index[topic_id]] - requested.fetch_offset
         count = min(available, max(max_bytes // self._batch_bytes, 1 if min_one_batch else 0))
         records = bytes(count * self._batch_bytes)
@@ -62,12 +67,12 @@ class Leader:
         return PartitionRead(data, is_cut=count < available)
 
     def topic_name(self, topic_id: bytes) -> str:
-        """See `Reader`."""
+        """Return the hexadecimal topic id as the topic's name."""
         return topic_id.hex()
 
 
 class Traffic(NamedTuple):
-    """Traffic of a pair, without the bytes of records."""
+    """Number of fetches, bytes of requests and responses without the bytes of records, and number of fetched batches."""
 
     fetches: int
     request_bytes: int
@@ -75,12 +80,12 @@ class Traffic(NamedTuple):
     batches: int
 
     def __add__(self, other: tuple[int, ...]) -> Traffic:  # type: ignore[override]
-        """Return the sum of both."""
+        """Return the sums of the fields of both."""
         return Traffic(*(one + two for one, two in zip(self, other, strict=True)))
 
 
 class Pair:
-    """A leader and a follower of `count` partitions, each of another topic, in simulated time."""
+    """A leader and a follower that share `count` partitions, each of a different topic, in simulated time."""
 
     def __init__(self, count: int, batch_bytes: int, rng: Random, *, with_sessions: bool) -> None:
         self.leader = Leader([rng.randbytes(16) for _ in range(count)], batch_bytes)
@@ -91,7 +96,9 @@ class Pair:
         self._positions = [0] * count
 
     def run(self, rates: list[float], duration_s: float, rng: Random) -> Traffic:
-        """Fetch for `duration_s` with these append rates per second. The first, full fetch is not counted."""
+        """Fetch for `duration_s` simulated seconds; return the traffic without that of the first, full fetch. `rates`
+        are the appended batches per second of each partition.
+        """
         appends = _Appends(self.leader, rates, rng)
         traffic, now_ms = Traffic(0, 0, 0, 0), 0.0
         self.fetch(now_ms, appends)
@@ -104,7 +111,7 @@ class Pair:
         return traffic
 
     def fetch(self, now_ms: float, appends: _Appends) -> tuple[Traffic, float]:
-        """Run one fetch; return its traffic and the time of its response."""
+        """Run one fetch from time `now_ms`. Returns its traffic and the time of its response, at most `WAIT_MS` later."""
         for at in self._moved:
             topic_id = self.leader.topic_ids[at]
             partition = m.FetchPartition(0, 0, self._positions[at], 0, 0, PARTITION_MAX_BYTES)
@@ -140,7 +147,7 @@ class Pair:
 
 
 class _Appends:
-    """Poisson appends to the leader's partitions, in order of time."""
+    """Poisson appends to the leader's partitions, in order of time. `rates` are batches per second by partition."""
 
     def __init__(self, leader: Leader, rates: list[float], rng: Random) -> None:
         self._leader = leader
@@ -153,7 +160,9 @@ class _Appends:
         return now_ms + self._rng.expovariate(self._total) if self._total > 0 else float("inf")
 
     def next(self, until_ms: float) -> float:
-        """Run the next append and return its time, or `until_ms` if there is none before."""
+        """Append the next batch and return its time in ms. Return `until_ms` without appending if the next batch is due
+        then or later.
+        """
         if self._next_ms >= until_ms:
             return until_ms
         now_ms = self._next_ms
@@ -163,13 +172,16 @@ class _Appends:
         return now_ms
 
     def until(self, until_ms: float) -> None:
-        """Run all appends before a time."""
+        """Append all batches that are due before `until_ms`."""
         while self.next(until_ms) < until_ms:
             pass
 
 
 def sample(task: Task) -> dict[str, float]:
-    """Simulate some pairs; return the mean of one and the total of all."""
+    """Simulate `sizes.pairs` pairs; return means per pair, and `mesh_bytes_per_s` for all pairs of the cluster.
+
+    Bytes are requests and responses without records. The case is `sessions` or `without`.
+    """
     sizes, rng = task.sizes, task.rng()
     leads = sizes.partitions * (sizes.replication_factor - 1) // sizes.brokers
     total, partitions = Traffic(0, 0, 0, 0), 0
@@ -195,7 +207,9 @@ def sample(task: Task) -> dict[str, float]:
 
 
 def by_size(partitions: int, changed: int, *, with_sessions: bool, sizes: Sizes, seed: int) -> Traffic:
-    """Return the traffic of one fetch of a follower of `partitions` partitions, of which `changed` got a batch."""
+    """Return the traffic of one incremental or full fetch of `partitions` partitions, `changed` of which have one new
+    batch.
+    """
     rng = Random(f"{seed}:size")
     pair = Pair(partitions, sizes.batch_bytes, rng, with_sessions=with_sessions)
     idle = _Appends(pair.leader, [], rng)
@@ -208,7 +222,9 @@ def by_size(partitions: int, changed: int, *, with_sessions: bool, sizes: Sizes,
 
 
 def sample_sizes(task: Task) -> dict[str, float]:
-    """Return the bytes of a fetch by session size. The case is the number of changed partitions."""
+    """Return the bytes of request plus response, without records, by `CASE:PARTITIONS`, for each of `SESSION_SIZES` up
+    to the number of partitions of the cluster. `task.case` is the number of changed partitions.
+    """
     changed = int(task.case)
     figures: dict[str, float] = {}
     for partitions in SESSION_SIZES:

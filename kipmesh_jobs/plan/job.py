@@ -25,7 +25,9 @@ _FIGURES: Final = "kip string, what string, seed_says string, computed string, h
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Size of the cluster, and number of samples."""
+    """Size of the planned cluster, samples per case and random seed. Raises typer.BadParameter for a replication factor
+    of at least the number of brokers, fewer partitions than brokers, or more than 300,000 replicas per broker.
+    """
 
     brokers: Annotated[int, typer.Option(min=10, max=10_000, help="Number of brokers.")] = 1_000
     topics: Annotated[int, typer.Option(min=10, max=100_000_000, help="Number of topics.")] = 1_000_000
@@ -51,7 +53,7 @@ class Options:
             raise typer.BadParameter("must give at most 300,000 replicas per broker", param_hint="--topics")
 
     def sizes(self) -> Sizes:
-        """Return the sizes for the samples."""
+        """Return the options that describe the cluster as `Sizes`, without runs and seed."""
         from kipmesh_jobs.plan.sizes import Sizes
 
         return Sizes(**{name: value for name, value in asdict(self).items() if name in Sizes._fields})
@@ -67,7 +69,9 @@ Exit code 1 if a figure of a proposal is not reproduced."""
 
 
 def run(run: JobRun, options: Options) -> Outcome:
-    """Run the simulation. Returns a failed outcome if a figure of a proposal is not reproduced."""
+    """Simulate all samples as Spark tasks, compare them with the proposals' figures and write the tables. The outcome
+    has `passed` False if a figure of a proposal is not reproduced. Raises JavaMissingError.
+    """
     from kipmesh_jobs.plan.seeds import figures
     from kipmesh_jobs.plan.simulation import Statistics, all_tasks, make_page, simulate
 
@@ -99,7 +103,10 @@ def run(run: JobRun, options: Options) -> Outcome:
 
 
 def summarize(options: Options, found: Statistics, computed: Sequence[Figure]) -> dict[str, Any]:
-    """Return the contents of summary.json."""
+    """Return the contents of summary.json: `passed`, the options, means over all runs of selected metrics, the figures
+    of the proposals, and `cases` (mean, minimum, maximum and standard deviation of each metric). Raises KeyError if the
+    part `fetches` was not simulated.
+    """
     with_sessions = found.mean("fetches", "sessions", "mesh_bytes_per_s")
     without = found.mean("fetches", "without", "mesh_bytes_per_s")
     return {

@@ -31,12 +31,17 @@ WINDOW_MS = 10_000
 
 
 class DayError(AssertionError):
-    """An invariant is violated. The message has the configuration with its seed."""
+    """A rule of the topic tracker is violated. The message has the whole configuration, including the seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class DayConfig:
-    """Parameters of a simulation. Rates are per simulated second; shares are of requests and of topics."""
+    """Parameters of the simulation of one producer.
+
+    `failing_share` is the share of metadata requests that fail, `missing_share` the share of topics that do not exist.
+    `moves_per_s` is the rate of leader changes, `rtt_ms` the range of round trips. `pattern` is the order of topics:
+    see `uses`.
+    """
 
     pattern: Pattern = "uniform"
     mode: RefreshMode = "paced"
@@ -58,7 +63,10 @@ class DayConfig:
 
 @dataclass(slots=True)
 class DayResult:
-    """Requests and requested topics by window of ten seconds, and other statistics."""
+    """Metadata requests, and topics in them, by number of the 10 s window, and other statistics of a simulation.
+
+    `oldest_ms` is the greatest age of metadata at a refresh, `cached_most` the greatest number of topics with metadata.
+    """
 
     requests: Counter[int] = field(default_factory=Counter)
     topics: Counter[int] = field(default_factory=Counter)
@@ -73,7 +81,13 @@ class DayResult:
 
 
 def uses(config: DayConfig, rng: random.Random) -> Iterator[tuple[float, int]]:
-    """Yield (ms, topic) of each record, in order of time."""
+    """Yield (time in ms, topic number) of each record in order of time, without the `quiet_s` at the end.
+
+    - `uniform`, `zipf`: random times, topics equally likely or with weight 1 / rank^1.1.
+    - `bursts`: all topics in the first 5 s, then a tenth of them in 5 s every ten minutes.
+    - `idle`: one record to each topic in the first 5 s.
+    - `steady`: all topics in the first millisecond, then round robin.
+    """
     end_ms = (config.duration_s - config.quiet_s) * 1000
     many = config.topics
     match config.pattern:
@@ -102,7 +116,9 @@ def uses(config: DayConfig, rng: random.Random) -> Iterator[tuple[float, int]]:
 
 
 class _Model:
-    """Independent model of the tracker."""
+    """Independent model of the tracker's state, by topic: last refresh and use, pending records, stale metadata, and
+    the end of the backoff.
+    """
 
     def __init__(self) -> None:
         self.refreshed: dict[str, float] = {}
@@ -128,7 +144,7 @@ class _Model:
 
 
 class Day:
-    """Simulates one producer. Call `run` once."""
+    """Simulation of one producer. `run` may be called once."""
 
     def __init__(self, config: DayConfig) -> None:
         self.config = config
@@ -151,7 +167,7 @@ class Day:
         self._number = 0
 
     def run(self) -> DayResult:
-        """Run the simulation. Raises DayError."""
+        """Run the simulation and return its statistics. Raises DayError at the first violated rule."""
         end_ms = self.config.duration_s * 1000.0
         records = uses(self.config, self._rng)
         record = next(records, None)
@@ -198,7 +214,9 @@ class Day:
     # -- the producer
 
     def _use(self, now_ms: float, name: str) -> None:
-        """Send a record. It is delivered immediately if the metadata is available, otherwise it is pending."""
+        """Send a record to a topic. It counts as delivered immediately if the topic has metadata, otherwise it is
+        pending. Raises DayError if the metadata is too old.
+        """
         self.result.records += 1
         model = self._model
         if name in model.refreshed:
@@ -215,13 +233,15 @@ class Day:
                 self._schedule(now_ms + self.config.max_block_ms, name)
 
     def _give_up(self, now_ms: float, name: str) -> None:
-        """Expire a record that was pending for `max.block.ms`."""
+        """Expire the record of a missing topic that was pending for `max.block.ms`."""
         self._model.waiting.discard(name)
         self._tracker.release(name, now_ms)
         self._poll(now_ms)
 
     def _move(self, now_ms: float) -> None:
-        """Move a leader, which a record discovers."""
+        """Mark the metadata of a random topic as stale, as if a record found that its leader has moved. Does nothing if
+        the topic has no metadata.
+        """
         name = self._rng.choice(self._names)
         if name in self._model.refreshed:
             self._mark_stale(now_ms, name)
@@ -309,8 +329,8 @@ class Day:
             self._tracker.release(name, now_ms)
 
     def _slack_ms(self) -> float:
-        """Return the tolerance: one round trip when paced. In mode literal an urgent topic also waits for the current
-        request.
+        """Return by how many ms metadata may exceed its maximum age: one round trip in mode `paced`, two in other
+        modes, where an urgent topic also waits for the current request. Infinity if requests may fail.
         """
         if self.config.failing_share:
             return float("inf")
@@ -351,7 +371,7 @@ class Day:
                 raise self._broken(f"{sorted(late)[:3]} are in T but not requested at {now_ms:.0f}")
 
     def _scan(self, now_ms: float) -> None:
-        """Check the whole state against the model."""
+        """Run due work of the tracker, then compare its whole state with the model. Raises DayError if they differ."""
         model, config = self._model, self.config
         self._poll(now_ms)  # run the work that is due
         requested = set(self._request.topics) if self._request is not None else set()
@@ -370,7 +390,7 @@ class Day:
             raise self._broken(f"{metrics.cached_topics} topics are cached, the model has {len(model.refreshed)}")
 
     def _check_oldest(self, now_ms: float, requested: set[str]) -> None:
-        """Check that the requested topics of U were the least recently refreshed ones."""
+        """Raise DayError if a topic of U was refreshed earlier than a requested one but not requested."""
         assert self._request is not None
         others = self._request.topics[self._request.urgent_topics :]
         youngest_ms = max((self._model.refreshed.get(name, 0.0) for name in others), default=None)

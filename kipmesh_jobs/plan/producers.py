@@ -24,24 +24,28 @@ RECORDS_PER_TOPIC_S = 0.2
 
 
 def topics_of(rng: Random) -> int:
-    """Return a random number of topics: at most `MEDIAN_TOPICS` for half of the producers, very many for a few."""
+    """Return a random number of topics of a producer, log-normal with median `MEDIAN_TOPICS`, from 1 to `TOPICS_MAX`."""
     return min(max(round(rng.lognormvariate(0, SPREAD) * MEDIAN_TOPICS), 1), TOPICS_MAX)
 
 
 def simulate(topics: int, mode: RefreshMode, seed: int, duration_s: int = DURATION_S) -> DayResult:
-    """Simulate a producer whose popular topics get more records."""
+    """Simulate a producer for `duration_s` seconds. It writes 0.2 records per second and topic, at least 1 per second
+    in all, more to popular topics (Zipf). Raises DayError.
+    """
     rate = max(topics * RECORDS_PER_TOPIC_S, 1.0)
     config = DayConfig("zipf", mode, topics=topics, duration_s=duration_s, records_per_s=rate, seed=seed)
     return Day(config).run()
 
 
 def simulate_start(topics: int, mode: RefreshMode) -> DayResult:
-    """Simulate a start: one record to each topic within five seconds, then none."""
+    """Simulate 60 s from a producer's start: one record to each topic within the first five seconds, then none. Raises
+    DayError.
+    """
     return Day(DayConfig("idle", mode, topics=topics, duration_s=60)).run()
 
 
 def message_bytes(sizes: Sizes, topics: int) -> tuple[int, int]:
-    """Return the bytes of a request for `topics` topics, and of its response."""
+    """Return the encoded bytes of a Metadata request for `topics` topics, and of its response."""
     names = [f"topic-{number:07}" for number in range(topics)]
     brokers = [
         m.MetadataResponseBroker(number, f"broker-{number}.example.org", 9092, f"rack-{number % 3}")
@@ -59,7 +63,11 @@ def message_bytes(sizes: Sizes, topics: int) -> tuple[int, int]:
 
 
 def sample(task: Task) -> dict[str, float]:
-    """Simulate some producers and scale their requests to all."""
+    """Simulate `sizes.producers_simulated` producers; return their metadata traffic scaled to all producers.
+
+    Bytes are requests plus responses. `start_*` are rates in the first 10 s. `topics_of_producer`, `topics_per_request`
+    and `bytes_per_record` are means and not scaled. Raises DayError.
+    """
     sizes, rng = task.sizes, task.rng()
     mode = next(mode for mode in MODES if mode == task.case)
     empty, one = (sum(message_bytes(sizes, topics)) for topics in (0, 1))

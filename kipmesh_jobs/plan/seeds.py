@@ -27,11 +27,15 @@ FENCE_BYTES = 4 + 2 + 2
 STATE_MB, CHANGE_MB_S, CLEAN_RATIO = 100, 1.0, 0.5
 
 Mean = Callable[[str, str, str], float]
-"""Returns the mean over all runs of (part, case, metric)."""
+"""Returns the mean of a metric over all runs, given (part, case, metric). Raises KeyError if it was not simulated."""
 
 
 class Figure(NamedTuple):
-    """A figure of a proposal and the computed value. `holds` is None without a verdict."""
+    """A figure of a proposal beside the computed one: KIP number, description, the proposal's text, the computed text
+    and value.
+
+    `holds` is True if the code reproduces the figure, False if not, None if they are not comparable.
+    """
 
     kip: str
     what: str
@@ -42,17 +46,17 @@ class Figure(NamedTuple):
 
 
 def figures(mean: Mean) -> list[Figure]:
-    """Return all figures."""
+    """Return the figures of KIP-227, KIP-526 and KIP-630, in this order. `mean` is that of the simulated samples."""
     return [*_sessions(mean), *_metadata(), *_fencing(mean), *_snapshots()]
 
 
 def _exact(kip: str, what: str, says: str, value: float, expected: float, text: str = "") -> Figure:
-    """Return a figure that holds only if the values are equal."""
+    """Return a figure that holds only if `value` equals `expected`. `text` (default: the formatted value) is shown."""
     return Figure(kip, what, says, text or number(value), value == expected, float(value))
 
 
 def _sum(what: str, says: str, text: str, value: float) -> Figure:
-    """Return a figure without a verdict."""
+    """Return a figure of KIP-630 whose `holds` is None."""
     return Figure("630", what, says, text, None, float(value))
 
 
@@ -156,7 +160,9 @@ _SEED_METRICS = ("records", "record_bytes", "replica_bytes", "sent_bytes", "sent
 
 
 class Reads(NamedTuple):
-    """MB per second that compaction reads."""
+    """MB per second that compaction reads: head of the log, building the offset map, copying. `seconds_between` is the
+    time between two compactions.
+    """
 
     head: float
     offset_map: float
@@ -165,7 +171,9 @@ class Reads(NamedTuple):
 
 
 def compaction_reads(state_mb: float, change_mb_s: float, clean_ratio: float) -> Reads:
-    """Return the reads of a state of constant size, compacted whenever `clean_ratio` of it has changed."""
+    """Return the reads of compaction for a state of constant size in MB that changes by `change_mb_s`. It runs whenever
+    the changes reach `clean_ratio` of the state's size.
+    """
     dirty_mb = clean_ratio * state_mb
     seconds = dirty_mb / change_mb_s
     return Reads(change_mb_s, dirty_mb / seconds, (state_mb + dirty_mb) / seconds, seconds)

@@ -1,4 +1,4 @@
-"""Samples of a plan, the function of a Spark task, statistics, and the page."""
+"""Tasks of a plan, the function that simulates one of them in Spark, statistics over all samples, and the page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ _ONCE: Final = ("sizes", "seed")
 
 
 def all_tasks(sizes: Sizes, runs: int, seed: int) -> list[Task]:
-    """Return every case of every part, `runs` times if it is random."""
+    """Return a task for every case of every part, `runs` times if the part is random. Failover cases are omitted if too
+    few brokers would remain for the replicas.
+    """
     return [
         Task(part, case, run, seed, sizes)
         for part, cases in CASES.items()
@@ -45,13 +47,13 @@ def all_tasks(sizes: Sizes, runs: int, seed: int) -> list[Task]:
 
 
 def simulate(task: Task) -> list[Sample]:
-    """Run one sample."""
+    """Simulate one task; return a sample for each of its metrics."""
     figures = _PARTS[task.part](task)
     return [Sample(task.part, task.case, task.run, metric, float(value)) for metric, value in figures.items()]
 
 
 class Statistics:
-    """Mean, range and standard deviation of each metric by case, over all runs."""
+    """Number, mean, minimum, maximum and population standard deviation of each metric over all runs, by part and case."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         values = pd.DataFrame(sorted(samples)).groupby(["part", "case", "metric"])["value"]
@@ -59,19 +61,19 @@ class Statistics:
         self._table = found.assign(deviation=values.std(ddof=0))
 
     def mean(self, part: str, case: str, metric: str) -> float:
-        """Return the mean of a metric. Raises KeyError if there is none."""
+        """Return the mean of a metric over all runs. Raises KeyError if it was not simulated."""
         return float(self._table.at[(part, case, metric), "mean"])
 
     def case(self, part: str, case: str) -> dict[str, float]:
-        """Return the means of a case's metrics; empty if it was not simulated."""
+        """Return the mean of each metric of a case, by metric. Empty if the case was not simulated."""
         return {key[2]: mean for key, mean in self._table["mean"].items() if key[:2] == (part, case)}
 
     def by_case(self, part: str, metric: str) -> dict[str, float]:
-        """Return the means of a metric by case."""
+        """Return the mean of a metric for each case of a part, by case. Empty if it was not simulated."""
         return {key[1]: mean for key, mean in self._table["mean"].items() if (key[0], key[2]) == (part, metric)}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return all rows, sorted."""
+        """Return a row per part, case and metric, in that order, with `runs`, `mean`, `least`, `most` and `deviation`."""
         found: list[dict[str, Any]] = self._table.reset_index().to_dict("records")
         return found
 
@@ -84,7 +86,7 @@ _FAILURE: Final = (
 
 
 def make_page(sizes: Sizes, runs: int, seed: int, found: Statistics, computed: Sequence[Figure]) -> Page:
-    """Return the page of the job."""
+    """Return the page `plan.html` with charts and tables of all parts, and the figures of the proposals."""
     failures = {
         (many, way): found.case("failover", failover.case_of(way, many))
         for many in failover.FAILURES

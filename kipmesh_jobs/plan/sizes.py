@@ -10,7 +10,9 @@ import numpy as np
 
 
 class Sizes(NamedTuple):
-    """Size of a cluster. All fields are positive; rates are per second for the whole cluster."""
+    """Size of the planned cluster and of its simulation. All fields are positive. `batches_per_s` is for the whole
+    cluster. `producers_simulated` are simulated per sample and scaled to `producers`.
+    """
 
     brokers: int = 1_000
     topics: int = 1_000_000
@@ -29,7 +31,7 @@ class Sizes(NamedTuple):
 
     @property
     def partitions(self) -> int:
-        """Number of partitions of all topics."""
+        """Number of partitions of all topics, without replicas."""
         return self.topics * self.topic_partitions
 
     @property
@@ -39,7 +41,7 @@ class Sizes(NamedTuple):
 
 
 class Task(NamedTuple):
-    """One sample to simulate: part, case and run."""
+    """One simulation to run: part, case of the part, number of the run, random seed and sizes."""
 
     part: str
     case: str
@@ -48,12 +50,14 @@ class Task(NamedTuple):
     sizes: Sizes
 
     def rng(self) -> Random:
-        """Return the generator of a run. All cases of a run use the same draws, so they are comparable."""
+        """Return a new generator for this seed, part and run. All cases of a run get the same draws, so they are
+        comparable.
+        """
         return Random(f"{self.seed}:{self.part}:{self.run}")
 
 
 class Sample(NamedTuple):
-    """One figure of a sample."""
+    """The value of one metric of one task."""
 
     part: str
     case: str
@@ -63,11 +67,13 @@ class Sample(NamedTuple):
 
 
 def binomial(rng: Random, trials: int, share: float) -> int:
-    """Return the number of successes in `trials` with probability `share`."""
+    """Return a random number of successes in `trials` attempts that each succeed with probability `share`."""
     return int(np.random.default_rng(rng.getrandbits(64)).binomial(trials, share))
 
 
 def zipf_rate(rng: Random, sizes: Sizes) -> float:
-    """Return the batches per second of a random partition; a topic's share is proportional to 1 / rank."""
+    """Return the batches per second that a random partition receives. The rate of a topic is proportional to 1 / rank,
+    and its partitions share it equally.
+    """
     harmonic = math.log(sizes.topics) + 0.5772156649
     return sizes.batches_per_s / (rng.randint(1, sizes.topics) * harmonic * sizes.topic_partitions)

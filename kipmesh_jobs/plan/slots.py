@@ -46,7 +46,7 @@ SLOTS_PER_BROKER = 1
 
 
 class Client(NamedTuple):
-    """A follower or a consumer."""
+    """A follower or a consumer: its session handler and the ms between its fetches. `replica_id` is -1 for a consumer."""
 
     name: str
     kind: str
@@ -56,21 +56,24 @@ class Client(NamedTuple):
 
 
 class _Empty:
-    """Partitions without records."""
+    """A `Reader` whose partitions are all empty."""
 
     def read(
         self, topic: str, topic_id: bytes, requested: FetchPartition, max_bytes: int, min_one_batch: bool
     ) -> PartitionRead:
-        """See `Reader`."""
+        """Return no records, with end offsets of 0."""
         return PartitionRead(PartitionData(requested.partition, 0, 0, 0, 0))
 
     def topic_name(self, topic_id: bytes) -> str:
-        """See `Reader`."""
+        """Return the hexadecimal topic id as the topic's name."""
         return topic_id.hex()
 
 
 class Broker:
-    """One broker and its clients."""
+    """One broker's session cache and its clients, in simulated time.
+
+    `fetches` and `incremental` count fetches by kind of client. `most` is the greatest number of sessions.
+    """
 
     def __init__(self, policy: EvictionPolicy, followers: int, consumers: int, sizes: Sizes, rng: Random) -> None:
         self._cache = FetchSessionCache(Subscriptions(), policy, lambda: rng.randrange(1, 1 << 31))
@@ -88,11 +91,13 @@ class Broker:
 
     @property
     def evictions(self) -> int:
-        """Of all reasons."""
+        """Number of evicted sessions, whatever the reason, including the warm-up."""
         return self._cache.metrics.evictions
 
     def run(self, duration_ms: float, warm_up_ms: float) -> None:
-        """Simulate all fetches. Only fetches after the warm-up are counted."""
+        """Simulate all fetches of the clients before `duration_ms`. `fetches` and `incremental` count only those from
+        `warm_up_ms` on.
+        """
         reader = _Empty()
         while self._due and self._due[0][0] < duration_ms:
             now_ms, _, client, gone_ms = heapq.heappop(self._due)
@@ -117,7 +122,7 @@ class Broker:
         return fetch.kind
 
     def _replace(self, client: Client, now_ms: float, reader: _Empty) -> None:
-        """Replace a consumer. Half of them close their session (227-17)."""
+        """End a consumer and schedule a new one. Half of the ended consumers close their session (227-17)."""
         session_request = client.handler.close() if self._rng.random() < 0.5 else None
         if session_request is not None:
             fetch = self._cache.begin(
@@ -157,7 +162,9 @@ def _handler(partitions: int, rng: Random) -> FetchSessionHandler:
 
 
 def make_policy(name: str, slots: int, followers: int) -> EvictionPolicy:
-    """Return a policy with `slots` slots in total; `reserved` first gives each follower its own."""
+    """Return the eviction policy `adopted` or `reserved` for `slots` slots in total. `reserved` keeps one slot for each
+    follower; consumers share the rest.
+    """
     if name == "adopted":
         return AdoptedPolicy(slots)
     own = followers * SLOTS_PER_BROKER
@@ -170,12 +177,14 @@ def make_policy(name: str, slots: int, followers: int) -> EvictionPolicy:
 
 
 def case_of(policy: str, load: float) -> str:
-    """Return the name of a case."""
+    """Return the name of a case, `POLICY:LOAD`, such as `adopted:0.5`."""
     return f"{policy}:{load:g}"
 
 
 def sample(task: Task) -> dict[str, float]:
-    """Simulate one broker for ten minutes."""
+    """Simulate one broker for ten minutes. Returns `sessions_most`, `evictions`, and as `hits:KIND` the share of
+    incremental fetches after the warm-up, by kind of client and for `all`.
+    """
     policy, load = task.case.split(":")
     followers = task.sizes.brokers - 1
     consumers = round(task.sizes.slots * float(load))
