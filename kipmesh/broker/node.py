@@ -80,9 +80,8 @@ class BrokerNode:
     async def start(self) -> None:
         """Load the logs, bind the listeners and start the tasks. Returns before the broker is registered.
 
-        After an error the node is aborted, unless it is the first check: `node.id` must not be the id of a voter
-        (InvalidConfigError). Raises KafkaError for an invalid configuration or a data directory of another node,
-        StorageError if a disk fails, and AddressError if an address cannot be bound.
+        Raises KafkaError for an invalid configuration, for example a `node.id` of a voter, or a data directory of
+        another node; StorageError if a disk fails; AddressError if an address cannot be bound.
         """
         config, parts = self.config, self.parts
         if config.node_id in [voter.id for voter in config.voters]:  # its fetches would count as the voter's

@@ -63,7 +63,7 @@ def _context(certificates: str | None) -> ssl.SSLContext:
 
 
 def get(host: str, port: int, path: str, tls: ssl.SSLContext | None = None) -> tuple[int, str]:
-    """Return status and text of the response to a GET.
+    """Return status and stripped body of the response to a GET.
 
     Raises OSError if the connection fails or a step of it takes longer than TIMEOUT_S, ValueError if the response is
     not HTTP.

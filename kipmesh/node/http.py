@@ -130,7 +130,7 @@ class _Server(ThreadingHTTPServer):
         """Ignore errors of a connection: the client disconnected or is too slow."""
 
     def accept_until_closed(self) -> None:
-        """Serve like `serve_forever`, but without polling for the end."""
+        """Accept connections until `close`. Unlike `serve_forever`, it does not poll for the end."""
         while True:
             try:
                 request, address = self.get_request()

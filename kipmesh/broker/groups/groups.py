@@ -192,7 +192,8 @@ class GroupsHandler:
 
         Errors are in the response, among them NOT_COORDINATOR and COORDINATOR_LOAD_IN_PROGRESS.
 
-        Args: requires_member_id, skips_assignment: whether the request's version has these features.
+        Args: requires_member_id: whether a member without an id receives one with MEMBER_ID_REQUIRED; skips_assignment:
+        whether the response to a static leader that rejoins can say that it need not assign again.
         """
         client = Client(context.client_id, _host(context.peer), requires_member_id, skips_assignment)
         unique = str(uuid.uuid4())

@@ -137,7 +137,8 @@ def _with_type(one: m.DescribeConfigsResourceResult, *, has_synonyms: bool) -> m
 def merge_resources(request: m.DescribeConfigsRequest) -> m.DescribeConfigsRequest:
     """Return the request with each resource once, with the keys of all its repeats.
 
-    A broker has more than a hundred keys, so a response with repeats would be far larger than the request.
+    If one of them has no keys, which means all, the result has none. A broker has more than a hundred keys, so a
+    response with repeats would be far larger than the request.
     """
     requested: dict[tuple[int, str], dict[str, None] | None] = {}  # None: all keys
     for each in request.resources:
@@ -157,7 +158,7 @@ def merge_resources(request: m.DescribeConfigsRequest) -> m.DescribeConfigsReque
 def with_static_configs(
     response: m.DescribeConfigsResponse, request: m.DescribeConfigsRequest, config: BrokerConfig
 ) -> m.DescribeConfigsResponse:
-    """Add this broker's static, read-only values to the controllers' response, if requested.
+    """Return the controllers' response, with this broker's static, read-only values if the request names the broker.
 
     The request must name each resource once.
     """

@@ -137,7 +137,7 @@ class ControllerChannel:
             self._current = self._voters[(self._voters.index(voter) + 1) % len(self._voters)]
 
     async def _pause(self, tried: Voter) -> None:
-        """Wait for the retry backoff, or until the leader becomes known. Returns immediately if another voter leads."""
+        """Wait for the retry backoff, or until the leader becomes known. No wait if another voter leads."""
         if self._leader is not None and self._leader == self._current != tried:
             return
         with contextlib.suppress(TimeoutError):

@@ -43,7 +43,7 @@ class MetadataPublisher:
         return self.published_offset >= 0
 
     def published_image(self) -> MetadataImage | None:
-        """Return the published image, or None before the first."""
+        """Return the last published image, or None before the first."""
         return self.replica_manager.hosted_replicas.image if self.has_published else None
 
     def registered(self, broker_epoch: int) -> None:

@@ -35,7 +35,7 @@ PublishedImage = Callable[[], MetadataImage | None]
 
 
 class UsersFileError(Exception):
-    """The file of users cannot be read or has an invalid line."""
+    """The file of users cannot be read, is too large or has an invalid line."""
 
 
 def parse_users(text: str) -> dict[str, str]:

@@ -125,7 +125,8 @@ class HostedReplicas:
     ) -> LeaderIdAndEpoch | None:
         """Return the leader of a partition for a response with error `code`.
 
-        Returns None unless `code` is in `HINTED`, and if no leader is known or `replica` is an isolated leader.
+        Returns None for codes other than NOT_LEADER_OR_FOLLOWER and FENCED_LEADER_EPOCH, if no leader is known, or if
+        `replica` is an isolated leader.
         """
         if code not in HINTED:
             return None

@@ -123,7 +123,7 @@ class IsrChanges:
         return m.AlterPartitionRequest(self.broker_id, self.broker_epoch(), topics)
 
     def _apply_response(self, replica: Replica, change: IsrChange, result: m.AlterPartitionPartitionResponse) -> bool:
-        """Apply the result of `change`. Returns False if the result is not final."""
+        """Apply the result of `change`. Returns False if the change must be sent again."""
         leader, code = replica.leader, ErrorCode.of(result.error_code)
         if leader is None or leader.pending is not change:
             return True  # newer metadata replaced this change
@@ -164,7 +164,10 @@ class StartupIsrCheck:
         return self._is_done
 
     def lagging(self) -> int:
-        """Return how many of the broker's replicas count and are not in the ISR, by the metadata image. O(replicas)."""
+        """Return how many of the broker's replicas are not in the ISR, by the metadata image. O(replicas).
+
+        Replicas of partitions without a leader and replicas that a reassignment adds are not counted.
+        """
         image, node_id = self._hosted_replicas.image, self._node_id
         states = [image.partition(*key) for key in image.partitions_of_broker(node_id)]
         return sum(

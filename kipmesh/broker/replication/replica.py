@@ -292,7 +292,7 @@ class Replica:
 
         Raises KafkaError: NOT_LEADER_OR_FOLLOWER if the replica does not lead or rejects clients, NOT_ENOUGH_REPLICAS
         if `acks` is -1 and the ISR is below `min.insync.replicas`, KAFKA_STORAGE_ERROR if the log refuses appends, or
-        an error of `Log.append_as_leader`.
+        the code of the failed validation, for example CORRUPT_MESSAGE or OUT_OF_ORDER_SEQUENCE_NUMBER.
         """
         leader = self.require_leader()
         self.require_clients_accepted()
@@ -312,7 +312,7 @@ class Replica:
         return info
 
     def when_replicated(self, offset: int, leader_epoch: int, done: Callable[[ErrorCode], None]) -> AckWaiter | None:
-        """Call `done` once the record at `offset`, appended in `leader_epoch`, is committed or can no longer be.
+        """Call `done` once the record at `offset`, appended in `leader_epoch`, is committed or fails to be.
 
         `done` receives NONE, NOT_LEADER_OR_FOLLOWER or NOT_ENOUGH_REPLICAS_AFTER_APPEND. Returns a waiter for
         `cancel_ack_waiter`, or None if `done` was called immediately. A different leader epoch fails because the offset
@@ -381,7 +381,7 @@ class Replica:
         """Recompute which followers are in sync at `now_ms` (monotonic).
 
         Returns whether followers may lack records, so that the check must be repeated, and the ISR change that removes
-        laggards, or None if there are none. Returns (False, None) unless the replica leads.
+        laggards, or None if there are none. Returns (False, None) if the replica does not lead or no follower is behind.
         """
         leader = self.leader
         if leader is None or not leader.has_followers_behind:
@@ -549,7 +549,7 @@ class Replica:
                 self._changed(LOG_START)
 
     def held_back(self, now_ms: int) -> int:
-        """Return how many segments retention would delete but may not, because they are not committed yet."""
+        """Return how many expired segments retention keeps because they are not committed. `now_ms` is wall time."""
         mark = self.high_watermark
         return self.log.held_back(now_ms, mark) if mark < self.log.log_end_offset else 0
 

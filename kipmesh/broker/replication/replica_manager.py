@@ -311,7 +311,10 @@ class ReplicaManager:
         fetcher.follow([replica for replica in replicas if replica.log.failed is None])
 
     async def _checkpoint_after_truncation(self) -> None:
-        """Write checkpoints now: otherwise the next append to a truncated log has to, on the event loop."""
+        """Write lowered high watermarks and the recovery points to disk, and log a failure.
+
+        Otherwise the next append to a truncated log would write them on the event loop.
+        """
         await self._checkpoint_lowered()
         try:
             await self.disk.run(self.log_manager.checkpoint_recovery_points)
@@ -319,7 +322,7 @@ class ReplicaManager:
             log.warning("recovery point checkpoint failed", error=str(error))
 
     async def _checkpoint_lowered(self) -> None:
-        """Write high watermarks that moved back: until then, their logs refuse appends."""
+        """Write high watermarks that moved back, and log a failure. Until then, their logs refuse appends."""
         if self.dirty_replicas.must_checkpoint:
             try:
                 await self.dirty_replicas.checkpoint_high_watermarks(self.log_manager, self.disk)

@@ -39,8 +39,8 @@ class OffsetsHandler:
 
         Special timestamps: -1 latest, -2 and -4 earliest, -3 maximum timestamp, -5 latest tiered. The offset is -1 if
         there is no such record; there are never tiered ones. Errors: OFFSET_NOT_AVAILABLE for a consumer while a new
-        leader does not know its high watermark; UNSUPPORTED_VERSION below -5; NOT_LEADER_OR_FOLLOWER;
-        FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH; those of `HostedReplicas.require`.
+        leader does not know its high watermark; UNSUPPORTED_VERSION below -5; NOT_LEADER_OR_FOLLOWER on a follower,
+        unless the replica id is -2; FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH; those of `HostedReplicas.require`.
         """
 
         async def respond(
@@ -99,8 +99,9 @@ class OffsetsHandler:
     ) -> m.OffsetsForLeaderEpochResponse:
         """Return for each partition the largest epoch that is not above the requested one, and its end offset.
 
-        Consumers get an end offset of at most the high watermark (392-09). Errors: OFFSET_NOT_AVAILABLE while that is
-        unknown, those of `Replica.require_leader` and those of `HostedReplicas.require`.
+        Consumers get an end offset of at most the high watermark (392-09). Errors: OFFSET_NOT_AVAILABLE while a new
+        leader does not know its high watermark; NOT_LEADER_OR_FOLLOWER; FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH;
+        those of `HostedReplicas.require`.
         """
 
         def respond(

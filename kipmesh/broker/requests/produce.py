@@ -37,7 +37,7 @@ least four bytes.
 class _Acks:
     """Waits until the batches of one acks=all request are replicated.
 
-    `codes` has the result of each finished partition by its index in the request.
+    `codes` has the result (NONE: replicated) of each finished partition by its index in the request.
     """
 
     def __init__(self) -> None:
@@ -94,10 +94,10 @@ class ProduceHandler:
     async def produce(self, request: m.ProduceRequest, context: RequestContext) -> m.ProduceResponse:
         """Append the batch of each partition and respond when `acks` is satisfied.
 
-        Errors are returned per partition. All partitions get the same code if `acks` is not -1, 0 or 1
-        (INVALID_REQUIRED_ACKS), the request has a transactional id (INVALID_REQUEST), or it and the pending requests
-        exceed `queued.max.request.bytes` (THROTTLING_QUOTA_EXCEEDED). A request of any size is accepted if none is
-        pending.
+        Errors are returned per partition, with acks=-1 REQUEST_TIMED_OUT after `timeout_ms`. All partitions get the
+        same code if `acks` is not -1, 0 or 1 (INVALID_REQUIRED_ACKS), the request has a transactional id
+        (INVALID_REQUEST), or it and the pending requests exceed `queued.max.request.bytes`
+        (THROTTLING_QUOTA_EXCEEDED). A request of any size is accepted if none is pending.
         """
         size = sum(len(data.records) for topic in request.topic_data for data in topic.partition_data)
         refusal = self._refusal(request, size)

@@ -42,8 +42,8 @@ PROBES_MAX = 16
 class UnreachableLeaders:
     """The leaders that this broker cannot reach, and until when responses that name them are held.
 
-    A hold lasts `hold_s` seconds. An expired one stays recorded until the leader is reachable again. The object is true
-    if there are any leaders. Belongs to the event loop.
+    A hold lasts `hold_s` seconds. An expired one stays recorded until the leader is reachable or its metadata changes.
+    The object is true if there are any leaders. Belongs to the event loop.
     """
 
     now_s: Callable[[], float]
@@ -183,7 +183,7 @@ class UnreachableLeaderGate:
             self.unreachable.remove(delta.changed_brokers)
 
     def _update_fenced(self) -> None:
-        """Record brokers that were fenced. A broker that shut down cleanly led nothing and is no longer listed."""
+        """Record brokers that were fenced. Brokers that shut down cleanly led nothing and are left out."""
         brokers, now_s = self.hosted_replicas.image.brokers, self.now_s()
         unfenced = {broker.broker_id for broker in brokers.values() if not broker.fenced}
         for broker_id in self._unfenced - unfenced:

@@ -106,7 +106,10 @@ class Alarm:
         self._due_ms = 0
 
     def set(self, due_ms: int | None) -> None:
-        """Schedule the alarm for `due_ms` (monotonic clock). An earlier alarm stays; its callback sets the next one."""
+        """Schedule the alarm for `due_ms` of the monotonic clock; None has no effect.
+
+        An earlier alarm stays; its callback sets the next one.
+        """
         if due_ms is None or (self._handle is not None and self._due_ms <= due_ms):
             return
         self.cancel()
@@ -234,7 +237,7 @@ class QuorumDriver:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this node leads `epoch`."""
+        """Whether this node leads `epoch`. False after the end."""
         return self.state is State.LEADER and not self.has_ended
 
     @property
@@ -307,7 +310,7 @@ class QuorumDriver:
     # -- for peers and clients
 
     async def request(self, request: raft.Request) -> raft.Response:
-        """Return the response to Vote, BeginQuorumEpoch, EndQuorumEpoch or Fetch; a Fetch may wait up to its maximum.
+        """Return the response to Vote, BeginQuorumEpoch, EndQuorumEpoch or Fetch; a Fetch may wait `max_wait_ms`.
 
         Before `start` and after the end the response has NOT_LEADER_OR_FOLLOWER (Fetch) or BROKER_NOT_AVAILABLE.
         """

@@ -52,7 +52,8 @@ class MetadataLoader:
 
     Args: publish: awaited with image and delta after each advance; the delta is empty for control records, and excludes
     the batches of `apply_own_steps`; on_failure: called at most once, after which the loader does nothing; snapshots,
-    retention: see `snapshot_limits` and `retention_limits`; idle: awaited by the loader's task at least every IDLE_S.
+    retention: limits for making snapshots and for cleaning the log; idle: awaited by the loader's task at least every
+    IDLE_S seconds.
     """
 
     quorum: QuorumDriver
