@@ -266,7 +266,10 @@ class DataDirectories:
                 self.exclude(directory, error)
 
     def exclude(self, directory: DataDirectory, error: OSError) -> None:
-        """Set a directory that cannot be loaded offline. Raises `error` if it is the directory of the metadata log."""
+        """Set a directory offline because loading it failed.
+
+        Raises `error` if it is the directory of the metadata log.
+        """
         if directory.path == self.metadata_path:
             raise error
         why = f"{error.filename}: {error.strerror}" if error.filename is not None else str(error)

@@ -90,7 +90,7 @@ class FileLock(Protocol):
 
 
 class FileSystem(Protocol):
-    """File-system operations that storage needs. Paths are strings. Methods raise OSError."""
+    """File-system operations that storage needs. Paths are strings. Methods except `exists` raise OSError."""
 
     def open(self, path: str, *, create: bool = False) -> File:
         """Open a file for reading and writing. Raises FileNotFoundError if it is missing, unless `create` is set."""

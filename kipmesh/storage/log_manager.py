@@ -250,9 +250,10 @@ class LogManager:
         self.directories.report_failure(log.dir.rpartition("/")[0], error)
 
     def take_offline(self, path: str, error: StorageError) -> None:
-        """Stop using a data directory and its logs. Idempotent. Call it on the thread that calls `create`.
+        """Stop using a data directory and its logs. Does nothing if `path` is not an online directory.
 
-        Its logs raise `error` from now on, and `create` raises StorageError for their partitions.
+        Its logs raise `error` from now on, and `create` raises StorageError for their partitions. Call it on the thread
+        that calls `create`.
         """
         for directory in self.directories.online:
             if directory.path == path:
@@ -359,7 +360,7 @@ class LogManager:
         return renamed
 
     def _drop_stale(self) -> None:
-        """Rewrite all checkpoints without removed partitions, before one of them is recreated."""
+        """Rewrite all checkpoints without removed partitions, before one of them is recreated. Raises OSError."""
         for directory in self.directories.online:
             try:
                 self._write_checkpoints(directory)
@@ -390,8 +391,8 @@ class LogManager:
     def checkpoint_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
         """Write the high watermarks of these logs; other logs keep their last checkpointed value.
 
-        First makes truncations durable. If that fails for a log, its checkpointed value is not raised. Raises
-        StorageError.
+        First makes truncations durable. If that fails for a log, its checkpointed value is not raised. Tries all
+        directories, then raises the first StorageError.
         """
         for key, value in high_watermarks.items():
             if key in self._directory_of:
@@ -404,7 +405,7 @@ class LogManager:
     def checkpoint_recovery_points(self) -> None:
         """Write the recovery points and compaction offsets of all logs, after making new logs durable.
 
-        Raises StorageError, after trying all directories.
+        Tries all directories, then raises the first StorageError.
         """
         self._for_each_online(self._sync_new, "cannot sync the data directories")
         self._checkpoint(checkpoint.RECOVERY_POINT_CHECKPOINT)
@@ -418,7 +419,7 @@ class LogManager:
             self.fs.sync_dir(directory.path)
 
     def checkpoint_log_starts(self) -> None:
-        """Write the log start offsets of all logs. Raises StorageError, after trying all directories."""
+        """Write the log start offsets of all logs. Tries all directories, then raises the first StorageError."""
         self._checkpoint(checkpoint.LOG_START_CHECKPOINT)
 
     def _checkpoint(self, name: str) -> None:

@@ -124,7 +124,7 @@ class Durability:
         return self._lowered != self._lowered_checkpointed
 
     def to_checkpoint(self) -> tuple[int, int]:
-        """Return (recovery point to checkpoint, token for `note_checkpoint`). The point respects `capped`."""
+        """Return (recovery point to checkpoint, token for `note_checkpoint`). Within `capped`, the point is capped."""
         with self._lock:
             point = self.recovery_point
             return (point if self._cap is None else min(point, self._cap)), self._lowered

@@ -109,7 +109,7 @@ class SparseIndex:
         return low - 1
 
     def truncate(self, count: int) -> None:
-        """Keep the first `count` entries. Does nothing if there are fewer. Raises OSError."""
+        """Keep the first `count` entries. Does nothing if there are no more. Raises OSError."""
         if count >= self.count:
             return
         with self._lock:

@@ -375,11 +375,10 @@ class Log:
     def truncate_to(self, offset: int) -> None:
         """Remove every batch that contains `offset` or a later one.
 
-        No batch is removed if `offset` is not below the log end.
-
-        If `offset` is within a batch, the log then ends at the start of that batch. If it is below the first segment,
-        the empty log starts and ends at `offset`. Raises StorageError if the log has failed or the disk fails, which is
-        then permanent; KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if the log is closed.
+        The log then ends at `offset`, or before it if `offset` was within a batch. At or above the log end, no batch is
+        removed. Below the first segment, the log is emptied and starts at `offset`. Raises StorageError if the log has
+        failed, or if the disk fails or a batch is corrupt, which is then permanent;
+        KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if the log is closed.
         """
         self.check_usable()
         if offset >= self.log_end_offset:

@@ -242,9 +242,9 @@ class Segment:
         return self.files.get(self.path).read_at(min(size, self.size_bytes - position), position)
 
     def find(self, offset: int) -> tuple[int, BatchHeader] | None:
-        """Return position and header of the first batch whose last offset is at least `offset`, or None.
+        """Return position and header of the first batch whose last offset is at least `offset`.
 
-        Raises OSError, CorruptRecordError.
+        Returns None if all batches end before it. Raises OSError, CorruptRecordError.
         """
         for found, header in self.batches(self.indexed_position(offset - self.base_offset)):
             if header.last_offset >= offset:

@@ -203,7 +203,7 @@ class SegmentList:
                     self._retired.append((due_ms, renamed))
 
     def remove_retired(self, now_ms: int) -> int:
-        """Remove the retired files that are due. Return their number. Errors are logged. Thread-safe."""
+        """Remove the retired files that are due. Return the number of due files. Errors are logged. Thread-safe."""
         if not self._retired:
             return 0
         with self._retiring:

@@ -29,9 +29,10 @@ def validate_produced(batch: bytes, config: TopicConfig, now_ms: int, *, is_inte
 
     `is_internal`: the batch is from this node, so that control records and any base offset and size are valid.
 
-    Raises KafkaError: CORRUPT_MESSAGE (incomplete, invalid or wrong CRC); INVALID_RECORD (several batches, wrong record
-    count, control records, a base offset, or a record without key for a compacted topic); MESSAGE_TOO_LARGE
-    (`max.message.bytes`); RECORD_LIST_TOO_LARGE (`segment.bytes`); INVALID_TIMESTAMP; UNSUPPORTED_COMPRESSION_TYPE.
+    Raises KafkaError: CORRUPT_MESSAGE (incomplete, invalid header or wrong CRC); INVALID_RECORD (several batches, wrong
+    record count, control records, a base offset other than 0, or records without key for a compacted topic);
+    MESSAGE_TOO_LARGE (above `max.message.bytes`); RECORD_LIST_TOO_LARGE (above `segment.bytes`); INVALID_TIMESTAMP (too
+    far from `now_ms`, or of type LogAppendTime); UNSUPPORTED_COMPRESSION_TYPE.
     """
     header = parse_header(batch)
     if header.size_bytes > len(batch):

@@ -99,9 +99,9 @@ class QuorumReplica:
     ) -> QuorumReplica:
         """Return the replica of a loaded manager, creating the metadata log if missing. Blocks.
 
-        The damaged log of an observer is deleted first. Raises KafkaError with remediation if the replica must not
-        start (630-14): KAFKA_STORAGE_ERROR, INCONSISTENT_CLUSTER_ID or INCONSISTENT_VOTER_SET. Raises StorageError if
-        the disk fails.
+        An observer deletes a damaged log and fetches it again; a voter refuses to start. Raises KafkaError with
+        remediation if the replica must not start (630-14): KAFKA_STORAGE_ERROR, INCONSISTENT_CLUSTER_ID or
+        INCONSISTENT_VOTER_SET. Raises StorageError if the disk fails.
         """
         if manager.metadata_damage is not None:
             if is_voter:
@@ -256,12 +256,10 @@ class QuorumReplica:
         return self.store.receive(snapshot_id)
 
     def install(self, snapshot_id: SnapshotId) -> effects.SnapshotChanged:
-        """Replace the log by a completely received snapshot, and return the new snapshots for raft (630-12).
+        """Replace the log by a completely received snapshot (630-12). Return the latest and earliest snapshot for raft.
 
-        Blocks briefly.
-
-        Runs on the machine's task; nothing else may change the log. `recover` completes it after a crash. Raises
-        StorageError if the snapshot does not exist or the disk fails.
+        Blocks briefly. Runs on the machine's task; nothing else may change the log. `recover` completes it after a
+        crash. Raises StorageError if the snapshot does not exist or the disk fails.
         """
         if self.store.size(snapshot_id) is None:
             raise StorageError(f"snapshot {snapshot_id} does not exist in {self.log.dir}")
@@ -280,7 +278,7 @@ class QuorumReplica:
             self._received.discard(snapshot_id)
 
     def register_snapshot(self, snapshot_id: SnapshotId) -> effects.SnapshotChanged:
-        """Register a snapshot that this replica has frozen. It is ignored if it ends below the log start.
+        """Register a snapshot that this replica has frozen. Ignores one that ends below the log start.
 
         Returns the latest and earliest snapshot for raft. Raises StorageError; RuntimeError if there is no snapshot.
         """

@@ -121,7 +121,7 @@ class SnapshotWriter(_PartFile):
         return self._next_offset - 1
 
     def append(self, values: Sequence[bytes]) -> None:
-        """Write at least one record as one batch. Raises StorageError."""
+        """Write `values`, at least one, as the records of one batch. Raises StorageError."""
         self._add(data_batch(values, self._next_offset, self.snapshot_id.epoch, self._now_ms, self._compression))
         self._next_offset += len(values)
 
@@ -189,7 +189,10 @@ class SnapshotStore:
         return {name: found for name, found in parsed if found is not None}
 
     def _complete(self) -> dict[SnapshotId, list[str]]:
-        """Return the file names by snapshot. If there are two, the one with Kafka's 10 digits of epoch is first."""
+        """Return a dict of snapshot id to file names.
+
+        If there are two, the one with Kafka's 10 digits of epoch is first.
+        """
         complete: dict[SnapshotId, list[str]] = {}
         for name, (found, kind) in self._names().items():
             if kind is FileKind.COMPLETE:
@@ -247,7 +250,10 @@ class SnapshotStore:
             return self._fs.open(f"{self._directory}/{other[0]}")
 
     def header(self, snapshot_id: SnapshotId) -> SnapshotHeader:
-        """Return the header of a snapshot. Raises CorruptRecordError; StorageError also if it does not exist."""
+        """Return the header of a snapshot.
+
+        Raises CorruptRecordError if it is invalid; StorageError if the snapshot does not exist or the disk fails.
+        """
         with self._storage_errors():
             return self.open(snapshot_id).read_header()
 
