@@ -20,12 +20,15 @@ Action = Callable[[], object]
 
 
 class InvariantError(AssertionError):
-    """An invariant of the simulated system is violated."""
+    """Raised when an invariant of the simulated system is violated."""
 
 
 @dataclass(slots=True)
 class Conditions:
-    """Network and disk conditions, which faults change temporarily. The defaults are the conditions without faults."""
+    """Network and disk conditions, which faults change temporarily. The defaults are the conditions without faults.
+
+    `loss` and `duplication` are probabilities per message.
+    """
 
     blocked: set[tuple[int, int]] = field(default_factory=set)
     """Links (from, to) that drop all messages."""

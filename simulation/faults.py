@@ -126,7 +126,7 @@ class FaultPlan(Generic[Node]):
         return self.engine.now_ms >= self.until_ms
 
     def later(self, delay_ms: float, action: Action) -> None:
-        """Run `action` after `delay_ms`, unless the faults have ended."""
+        """Run `action` after `delay_ms`, unless the faults have ended by then."""
         self.engine.after(delay_ms, lambda: None if self.is_over else action())
 
     def _next(self) -> None:
@@ -161,7 +161,7 @@ class FaultPlan(Generic[Node]):
     def cut(
         self, group: Iterable[int], others: Collection[int], *, both: bool, lasting_ms: Range | None = None
     ) -> bool:
-        """Block the links between two groups temporarily, in both directions or in a random one.
+        """Block the links between two groups temporarily, in both directions (`both`) or in a random one.
 
         Returns False if there are no such links.
         """
@@ -232,9 +232,9 @@ class FaultPlan(Generic[Node]):
         return self.cut(group, [*others, *self.SPLIT_WITH], both=True)
 
     def cut_link(self) -> bool:
-        """Cut the link between two random nodes temporarily. Both can still reach all others.
+        """Cut the link between two random nodes temporarily, sometimes only in one direction.
 
-        Returns False with fewer than two nodes.
+        Both can still reach all others. Returns False with fewer than two nodes.
         """
         if len(self.nodes) < 2:
             return False
@@ -274,7 +274,10 @@ class FaultPlan(Generic[Node]):
         return True
 
     def wipe(self) -> bool:
-        """Replace the disk of a random running node by an empty one. Returns False if `may_wipe` permits none."""
+        """Replace the disk of a random running node by an empty one.
+
+        Returns False if no node runs or `may_wipe` permits none.
+        """
         candidates = [node for node in self.running() if self.may_wipe(node)]
         if not candidates:
             return False

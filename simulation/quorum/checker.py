@@ -164,7 +164,7 @@ class Checker:
     # -- snapshots
 
     def _check_snapshot(self, node: Host, machine: Machine) -> None:
-        """Check 630-06 in memory after each step, and on disk if the log start moved."""
+        """Check the log start and the latest snapshot (630-06) after a step, on disk only if the log start moved."""
         start = node.the_log.log_start_offset
         latest = node.the_replica.latest_snapshot
         if latest != machine.latest_snapshot and machine.latest_snapshot is not None and latest is None:
@@ -185,7 +185,7 @@ class Checker:
             self.fail(f"node {node.node_id} has log start {start}, high watermark {high_watermark}, snapshots {ids}")
 
     def check_cleaned(self, node: Host) -> None:
-        """Check 630-06 after cleaning."""
+        """Check that a node still has a snapshot between its log start and high watermark after cleaning (630-06)."""
         machine = node.machine
         if machine is not None:
             self._check_630_06(node, machine.high_watermark)

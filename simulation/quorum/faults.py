@@ -26,7 +26,7 @@ _FETCHED_MIN = 4
 
 
 class Faults(FaultPlan[SimNode]):
-    """Faults of the metadata quorum, see the module."""
+    """A `FaultPlan` for the metadata quorum, see the module."""
 
     KINDS: ClassVar = {
         "kill": 4,

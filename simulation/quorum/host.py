@@ -41,7 +41,7 @@ class Settings:
 
 
 class Host:
-    """One simulated machine, see the module. `SimNode` adds the process."""
+    """One simulated machine: disk, clocks and at most one process, which `SimNode` implements."""
 
     def __init__(self, network: Network, settings: Settings, config: RaftConfig) -> None:
         self.network = network
@@ -114,7 +114,10 @@ class Host:
 
     @property
     def is_active(self) -> bool:
-        """Whether the process is active controller in its own view: a confirmed leader that applied its whole log."""
+        """Whether the process is active controller in its own view.
+
+        It is leader, has committed an offset of its epoch, and has applied its whole log.
+        """
         machine = self.machine
         if machine is None or machine.leadership is None:
             return False

@@ -203,7 +203,7 @@ class SimNode(Host):
             self.later(self.rng.uniform(200, 600), self._tick)
 
     def _checkpoint(self, manager: LogManager) -> None:
-        """Checkpoint recovery points. On a full disk, a later checkpoint writes them. Raises StorageError otherwise."""
+        """Checkpoint recovery points. Ignores a full disk; raises StorageError for other failures."""
         try:
             manager.checkpoint_recovery_points()
         except StorageError as error:

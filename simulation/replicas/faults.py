@@ -21,7 +21,7 @@ from simulation.replicas.settings import CONTROLLER_IDS, TOPIC
 
 
 class Faults(FaultPlan[SimBroker]):
-    """Faults of brokers and controllers, see the module."""
+    """A `FaultPlan` for brokers and controllers, see the module."""
 
     KINDS: ClassVar = {
         "kill": 4,

@@ -127,7 +127,7 @@ class ControllerNode:
         self.active.start()
 
     def resign(self) -> None:
-        """Stop being active, because another leader was elected. Does nothing if not active."""
+        """Stop being active, because the leadership ended. Does nothing if not active."""
         active, self.active = self.active, None
         if active is not None:
             active.end(KafkaError(ErrorCode.NOT_CONTROLLER, "another controller is the leader"))

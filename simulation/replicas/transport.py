@@ -69,9 +69,9 @@ class SimNetwork(Network):
         """Numbers of new streams."""
 
     def notify(self, source: int, target: Process, work: Action) -> None:
-        """Run `work` in a process that is notified of a closed connection.
+        """Run `work` in `target` when it is notified that a connection to `source` is closed.
 
-        If the message is lost, the process detects it later.
+        If the message is lost, `target` detects it later.
         """
         delay_ms = next(iter(self.delays(source, target.node_id)), None)
         if delay_ms is None:
@@ -197,7 +197,7 @@ class SimStream:
         source.streams[self] = None
 
     def reaches(self, target: Process) -> bool:
-        """Return whether `target` is the process of this stream, which is the one that received the first request."""
+        """Return whether `target` is the process of this stream. The first process asked about becomes it."""
         if self._target is None:
             self._target = target
         return self._target is target
@@ -248,7 +248,10 @@ class SimConnection:
     async def call(
         self, service: str, method: str, request: Any, timeout_s: float, wait_for_ready: bool = False
     ) -> Any:
-        """Make one unary call and return the response. Raises TransportError, also after `timeout_s` seconds."""
+        """Make one unary call and return the response. `wait_for_ready` is ignored.
+
+        Raises TransportError, also after `timeout_s` seconds.
+        """
         return await Call(self._source, self._target_id, service, method, request, None).result(timeout_s)
 
     async def exchange(self, service: str, method: str, request: Any, timeout_s: float) -> Any:
