@@ -12,7 +12,7 @@ TIMESTAMP = "an integer of milliseconds since 1970"
 
 
 def counted(count: int, noun: str) -> str:
-    """Return `1 record` or `2 records`."""
+    """Return a count with its noun, in the plural unless the count is 1: `1 record`, `2 records`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
@@ -23,13 +23,16 @@ def check_text(argument: str, value: object) -> None:
 
 
 def check_integer(argument: str, value: object, form: str = "int") -> None:
-    """Raise TypeError unless the value is an integer. Integers of NumPy are accepted."""
+    """Raise TypeError unless the value is an integer, of NumPy or Python. `form` describes it in the message."""
     if not isinstance(value, int | SupportsIndex):
         raise TypeError(f"{argument} must be {form}, got {value!r}")
 
 
 def listed(argument: str, values: Iterable[T], form: str) -> list[T]:
-    """Return the values as a list. Raises TypeError for str, bytes and values that are not iterable."""
+    """Return the values as a list. Raises TypeError for str, bytes and values that are not iterable.
+
+    `form` describes the elements in the message.
+    """
     if isinstance(values, str):
         raise TypeError(f"{argument} must be a list of {form}, got the string {values!r}")
     if isinstance(values, bytes) or not isinstance(values, Iterable):
@@ -38,7 +41,7 @@ def listed(argument: str, values: Iterable[T], form: str) -> list[T]:
 
 
 def names(argument: str, values: Iterable[str], form: str = "names") -> list[str]:
-    """Return the names as a list. `argument` is in the plural."""
+    """Return the names as a list. Raises TypeError unless all are str. `argument` is a plural, such as `topics`."""
     found = listed(argument, values, form)
     for name in found:
         check_text(argument.removesuffix("s"), name)
@@ -46,7 +49,7 @@ def names(argument: str, values: Iterable[str], form: str = "names") -> list[str
 
 
 def instances(argument: str, values: Iterable[T], kind: type[T]) -> list[T]:
-    """Return the values, all of them of this class, as a list."""
+    """Return the values as a list. Raises TypeError unless all are instances of `kind`."""
     found = listed(argument, values, kind.__name__)
     for value in found:
         if not isinstance(value, kind):
@@ -55,7 +58,7 @@ def instances(argument: str, values: Iterable[T], kind: type[T]) -> list[T]:
 
 
 def integers(argument: str, values: Iterable[int], form: str) -> tuple[int, ...]:
-    """Return the integers as a tuple. `argument` is in the plural."""
+    """Return the integers as a tuple. Raises TypeError for another value. `argument` is a plural."""
     found = listed(argument, values, form)
     for value in found:
         check_integer(argument.removesuffix("s"), value)
@@ -63,14 +66,17 @@ def integers(argument: str, values: Iterable[int], form: str) -> tuple[int, ...]
 
 
 def mapping(argument: str, value: Any, form: str) -> Mapping[Any, Any]:
-    """Return the mapping. Raises TypeError for another value."""
+    """Return `value` unchanged. Raises TypeError unless it is a mapping; `form` describes it in the message."""
     if not isinstance(value, Mapping):
         raise TypeError(f"{argument} must be a dict of {form}, got {value!r}")
     return value
 
 
 def topic_partition(value: Any, expected: str = "partition must be a (topic, partition) pair, got") -> TopicPartition:
-    """Return the pair as TopicPartition. `expected` begins the message for a value that is not a pair."""
+    """Return a (topic, partition) pair as TopicPartition. Raises TypeError for another value.
+
+    `expected` begins the message for a value that is not a pair.
+    """
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise TypeError(f"{expected} {value!r}")
     check_text("topic", value[0])
@@ -79,14 +85,17 @@ def topic_partition(value: Any, expected: str = "partition must be a (topic, par
 
 
 def topic_partitions(values: Iterable[tuple[str, int]]) -> list[TopicPartition]:
-    """Return the argument `partitions` as a list of TopicPartition."""
+    """Return (topic, partition) pairs, the argument `partitions`, as a list of TopicPartition. Raises TypeError."""
     form = "(topic, partition) pairs"
     expected = f"partitions must be a list of {form}, got the element"
     return [topic_partition(value, expected) for value in listed("partitions", values, form)]
 
 
 def by_partition(argument: str, values: Any, form: str = "int") -> dict[TopicPartition, int]:
-    """Return the integers, which have this form, by partition. `argument` is in the plural."""
+    """Return a mapping of (topic, partition) to integers, with TopicPartition as keys. Raises TypeError.
+
+    `argument` is a plural, such as `offsets`. `form` describes the integers in the message.
+    """
     noun = argument.removesuffix("s")
     pairs = mapping(argument, values, f"(topic, partition) to {noun}")
     for value in pairs.values():

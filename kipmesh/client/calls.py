@@ -29,9 +29,9 @@ def api_of(request: Any) -> Api:
 def call(
     pool: ConnectionPool, address: str, request: Any, timeout_s: float, meter: Meter | None = None
 ) -> Coroutine[Any, Any, Any]:
-    """Send a request to the node at `address` and return its response; raises TransportError.
+    """Return a coroutine that sends a request to the node at `address` and returns the response.
 
-    `meter` counts the bytes sent and received.
+    It raises TransportError, also without a response within `timeout_s`. `meter` counts the bytes sent and received.
     """
     api = api_of(request)
     assert api.service is not None
@@ -39,7 +39,7 @@ def call(
 
 
 def transport_failure(error: TransportError) -> KafkaError:
-    """Convert a transport error to REQUEST_TIMED_OUT or NETWORK_EXCEPTION."""
+    """Return (do not raise) REQUEST_TIMED_OUT if the request timed out, otherwise NETWORK_EXCEPTION."""
     return KafkaError(ErrorCode.REQUEST_TIMED_OUT if error.timed_out else ErrorCode.NETWORK_EXCEPTION, str(error))
 
 

@@ -25,7 +25,7 @@ ByTopic = Mapping[str, Sequence[int]]
 
 
 def by_topic(partitions: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
-    """Group partitions by topic."""
+    """Return the partition numbers by topic, in the given order."""
     topics: dict[str, list[int]] = {}
     for topic, partition in partitions:
         topics.setdefault(topic, []).append(partition)
@@ -33,7 +33,7 @@ def by_topic(partitions: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
 
 
 def parse_config(kind: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:
-    """Parse a configuration from keyword arguments. Raises InvalidConfigError.
+    """Parse a configuration from keyword arguments. Raises InvalidConfigError for unknown keys and invalid values.
 
     Keys have dots (`**{"linger.ms": 5}`) or underscores (`linger_ms=5`).
     """
@@ -62,12 +62,12 @@ class Client:
 
     @property
     def last_failure(self) -> Exception | None:
-        """The error of the last metadata request, or None if it succeeded."""
+        """The error of the last metadata request, or None if it succeeded or none was sent yet."""
         return self._metadata.last_failure
 
 
 class PartitionResult(NamedTuple):
-    """The result of one partition in a leader's response. `value` is valid only without an error."""
+    """The result of one partition in a leader's response. `value` is valid only if `error_code` is 0."""
 
     topic: str
     partition: int
@@ -76,7 +76,7 @@ class PartitionResult(NamedTuple):
 
 
 class LeaderCall(NamedTuple):
-    """A kind of request to partition leaders."""
+    """How to build a request to partition leaders, and how to read its response."""
 
     build: Callable[[ByTopic], Any]
     """Build the request for the partitions of one leader."""
@@ -140,7 +140,8 @@ class Cluster:
         """Send a request to any broker and return the response.
 
         `retry` returns the error code of a response that should be retried, or None to accept it. Raises KafkaError
-        after `timeout_s`, and UNSUPPORTED_VERSION if the broker does not implement the request.
+        immediately for an error that is not retriable (UNSUPPORTED_VERSION if the broker does not implement the
+        request), and after retries for `timeout_s` for others.
         """
         api = api_of(request)
         name = f"{api.service.name if api.service else ''}.{api.rpc}"
@@ -172,7 +173,8 @@ class Cluster:
     ) -> dict[TopicPartition, Any]:
         """Send a request to the leader of each partition and return the values by partition.
 
-        Retriable errors are retried with fresh metadata within `timeout_s`. Raises the first KafkaError that remains.
+        Raises KafkaError for the first failed partition: immediately if the error is not retriable or the topic or
+        partition does not exist (UNKNOWN_TOPIC_OR_PARTITION), otherwise after retries for `timeout_s`.
         """
         pending = set(partitions)
         results: dict[TopicPartition, Any] = {}
@@ -206,7 +208,10 @@ class Cluster:
     async def call_leaders_once(
         self, partitions: Iterable[TopicPartition], leader_call: LeaderCall, timeout_s: float
     ) -> tuple[dict[TopicPartition, Any], dict[TopicPartition, KafkaError]]:
-        """Send one request to each leader, without retries. Every partition is in the returned values or errors."""
+        """Send one request to each leader, without retries, and return values and errors by partition.
+
+        Every partition is in one of the two dicts.
+        """
         results: dict[TopicPartition, Any] = {}
         groups: dict[int, list[TopicPartition]] = {}
         for topic_partition in sorted(partitions):

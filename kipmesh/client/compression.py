@@ -59,12 +59,12 @@ _COMPRESS: tuple[Callable[[memoryview, int], bytes], ...] = (
 
 
 def compress(data: memoryview, compression: Compression) -> bytes:
-    """Compress `data` with the given type and level."""
+    """Return `data` compressed with the given type and level; a copy for type none."""
     return _COMPRESS[compression.number](data, compression.level)
 
 
 def default_compression(name: str) -> Compression:
-    """Return the compression of that name at Kafka's default level. Raises ValueError for an unknown name."""
+    """Return the compression of that name (none, gzip, ...) at Kafka's default level. Raises ValueError for others."""
     return Compression(COMPRESSIONS.index(name), {"gzip": -1, "lz4": _LZ4_DEFAULT_LEVEL, "zstd": 3}.get(name, 0))
 
 
@@ -117,7 +117,10 @@ def _decompress_stream(
 
 
 def _decompress_snappy(body: bytes, limit_bytes: int) -> tuple[bytearray, int]:
-    """Decompress a raw snappy block, or several blocks in the framing of the Java library (xerial)."""
+    """Decompress a raw snappy block, or several blocks in the framing of the Java library (xerial).
+
+    Returns a buffer with space for the header followed by the decompressed body, and the size of the body.
+    """
     blocks = [body]
     if body.startswith(_XERIAL_MAGIC):
         blocks, position = [], _XERIAL_HEADER_BYTES

@@ -34,7 +34,7 @@ class MemberIdentity(NamedTuple):
 
 
 class GroupCoordinator:
-    """Sends requests to the coordinator of `group_id`. All methods raise KafkaError."""
+    """Sends requests to the coordinator of the group `group_id`. All methods raise KafkaError."""
 
     def __init__(self, cluster: Cluster, group_id: str) -> None:
         self._cluster = cluster
@@ -46,7 +46,8 @@ class GroupCoordinator:
     async def call_once(self, request: Any, timeout_s: float) -> Any:
         """Send a request without retries and return the response.
 
-        Raises KafkaError if the coordinator cannot be found or does not respond within `timeout_s`.
+        Raises KafkaError if the coordinator cannot be found or does not respond within `timeout_s`. Errors in the
+        response are not raised.
         """
         deadline = time.monotonic() + timeout_s
         node = self.node or await self._find(timeout_s)
@@ -63,7 +64,8 @@ class GroupCoordinator:
     async def call(self, request: Any, timeout_s: float, *, attempt_timeout_s: float | None = None) -> Any:
         """Send a request, retrying until the coordinator handles it or `timeout_s` is over.
 
-        `attempt_timeout_s` limits each attempt. Raises the KafkaError of the last attempt.
+        `attempt_timeout_s` limits each attempt. Raises the KafkaError of the last attempt, such as a transport failure.
+        Errors in the response are not raised, except `COORDINATOR_ERRORS` at the timeout.
         """
         api = api_of(request)
 
@@ -92,7 +94,10 @@ class GroupCoordinator:
     # --- offsets
 
     async def commit(self, offsets: Mapping[TopicPartition, int], member: MemberIdentity, timeout_s: float) -> None:
-        """Commit the offsets of the next records to consume. Raises the KafkaError of the first failed partition."""
+        """Commit the offsets of the next records to consume. Does nothing without offsets.
+
+        Raises the KafkaError of the first failed partition; the others are still committed.
+        """
         if not offsets:
             return
         topics = [
@@ -115,7 +120,10 @@ class GroupCoordinator:
     async def fetch_offsets(
         self, partitions: Iterable[tuple[str, int]] | None, timeout_s: float, *, attempt_timeout_s: float | None = None
     ) -> dict[TopicPartition, m.OffsetFetchResponsePartitions]:
-        """Return the committed offsets of these partitions (None: all). Partitions without one are omitted."""
+        """Return the group's committed offsets of these partitions (None: all), with leader epoch and metadata.
+
+        Partitions without a committed offset are omitted.
+        """
         wanted = None
         if partitions is not None:
             wanted = [m.OffsetFetchRequestTopics(*topic) for topic in by_topic(partitions).items()]
@@ -131,7 +139,7 @@ class GroupCoordinator:
         }
 
     async def committed(self, partitions: Iterable[TopicPartition], timeout_s: float) -> dict[TopicPartition, int]:
-        """Return the committed offset of each of these partitions that has one."""
+        """Return the group's committed offsets of these partitions. Partitions without one are omitted."""
         wanted = list(partitions)
         found = await self.fetch_offsets(wanted, timeout_s) if wanted else {}
         return {topic_partition: each.committed_offset for topic_partition, each in found.items()}

@@ -28,7 +28,7 @@ def put_bytes(target: dict[str, Any], name: str, value: bytes | None) -> None:
 
 
 def record_object(record: ConsumerRecord) -> dict[str, Any]:
-    """Return the JSON object of a consumed record."""
+    """Return the JSON object of a consumed record: the fields of ConsumerRecord, with the timestamp type by name."""
     known_type = 0 <= record.timestamp_type < len(TIMESTAMP_TYPES)
     out: dict[str, Any] = {
         "topic": record.topic,
@@ -45,14 +45,17 @@ def record_object(record: ConsumerRecord) -> dict[str, Any]:
 
 
 def header_object(name: str, value: bytes | None) -> dict[str, Any]:
-    """Return the JSON object of a record header."""
+    """Return the JSON object of a record header: `key`, and `value` or `value_b64`."""
     out: dict[str, Any] = {"key": name}
     put_bytes(out, "value", value)
     return out
 
 
 def to_line(value: Mapping[str, Any]) -> str:
-    """Encode as one line of JSON without a newline. Bytes nested in `value` become hexadecimal."""
+    """Return `value` as one line of JSON without a newline.
+
+    Nested bytes become hexadecimal, sets become lists, and other unknown objects become text.
+    """
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain)
 
 

@@ -84,8 +84,8 @@ class TopicEntry:
     def require(self, *, is_patient: bool) -> TopicMetadata | None:
         """Return the topic's metadata, or None while a later response may contain it.
 
-        Raises KafkaError for a non-retriable error of the topic, and UNKNOWN_TOPIC_OR_PARTITION after several responses
-        without it unless `is_patient`.
+        Raises KafkaError for a non-retriable error of the topic. After `UNKNOWN_RESPONSES_MAX` responses without the
+        topic, raises UNKNOWN_TOPIC_OR_PARTITION unless `is_patient`.
         """
         if self.metadata is None and self.error is not ErrorCode.NONE and not self.error.retriable:
             raise _topic_failure(self)
@@ -103,7 +103,7 @@ def _missing_topic(entry: TopicEntry) -> KafkaError:
 
 
 class Choice(NamedTuple):
-    """A decision of a RefreshPolicy: the topics to request now, or None and the seconds until the next decision.
+    """A decision of a RefreshPolicy: the topics to request now; or None, and the seconds until the next decision.
 
     `wait_s` None means to decide again only after a change.
     """
@@ -116,7 +116,7 @@ class RefreshPolicy(Protocol):
     """Selects the topics of the next metadata request."""
 
     def choose(self, now_s: float, entries: Mapping[str, TopicEntry]) -> Choice:
-        """Return the topics to request now, or the time of the next decision."""
+        """Return the topics to request now, or the seconds until the next decision. `now_s` is monotonic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class RefreshDue:
     backoff_s: float
 
     def choose(self, now_s: float, entries: Mapping[str, TopicEntry]) -> Choice:
-        """Return the topics to request now, or the time of the next decision."""
+        """Return the topics that are due now, or the seconds until the first one is due."""
         earliest: float | None = None
         due_now = []
         for topic, entry in entries.items():
@@ -187,9 +187,10 @@ class Metadata:
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 
     async def start(self, timeout_s: float) -> None:
-        """Start the refresh task and wait for the first response.
+        """Start the refresh task and wait for the first response with brokers.
 
         Raises KafkaError(NETWORK_EXCEPTION), which names the bootstrap servers, if none responds within `timeout_s`.
+        The task then continues until `close`.
         """
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="kipmesh-metadata")
@@ -197,7 +198,7 @@ class Metadata:
         await self._wait(lambda: True if self.brokers else None, timeout_s, "the brokers of the cluster")
 
     async def close(self) -> None:
-        """Stop the refresh task and cancel waiting callers."""
+        """Stop the refresh task. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -209,14 +210,15 @@ class Metadata:
     # -- cached values
 
     def topic(self, name: str) -> TopicMetadata | None:
-        """Return the cached metadata of a topic. Sends no request."""
+        """Return the cached metadata of a topic, or None. Sends no request."""
         entry = self._entries.get(name)
         return entry.metadata if entry is not None else None
 
     def take_error(self, name: str) -> KafkaError | None:
-        """Return the topic's error if it should be reported to the application, and reset the count of responses.
+        """Return the topic's error if it should be reported to the application, otherwise None.
 
-        That is a non-retriable error, or UNKNOWN_TOPIC_OR_PARTITION after several responses without the topic.
+        That is a non-retriable error, or UNKNOWN_TOPIC_OR_PARTITION once per `UNKNOWN_RESPONSES_MAX` responses without
+        the topic.
         """
         entry = self._entries.get(name)
         if entry is None or entry.error is ErrorCode.NONE:
@@ -229,7 +231,7 @@ class Metadata:
         return _missing_topic(entry)
 
     def partition(self, topic: str, partition: int) -> PartitionMetadata | None:
-        """Return the cached metadata of a partition."""
+        """Return the cached metadata of a partition, or None. Sends no request."""
         metadata = self.topic(topic)
         return metadata.partitions.get(partition) if metadata is not None else None
 
@@ -303,7 +305,10 @@ class Metadata:
         return result
 
     async def wait_for_update(self, timeout_s: float) -> None:
-        """Wait for the next response, at most `timeout_s`. Raises KafkaError if the refresh task has failed."""
+        """Wait until the next refresh succeeds or fails, at most `timeout_s`; then return in every case.
+
+        Raises KafkaError if the refresh task had ended with an error before.
+        """
         raise_failure(self.failure)
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
@@ -421,7 +426,7 @@ class Metadata:
     async def _request_from(
         self, address: str, request: m.MetadataRequest, meter: Meter | None
     ) -> m.MetadataResponse | Exception:
-        """Return the response of one broker, or the error."""
+        """Return the response of one broker, or the TransportError or KafkaError."""
         try:
             response: m.MetadataResponse = await call(self._pool, address, request, self._connect_timeout_s, meter)
         except TransportError as error:
@@ -435,7 +440,7 @@ class Metadata:
         return KafkaError(response.error_code or ErrorCode.BROKER_NOT_AVAILABLE, f"{address} returned no brokers")
 
     def _meter(self) -> Meter | None:
-        """Counter for the bytes of requests that name topics; None: not counted."""
+        """Return the counter for the bytes of requests that name topics, or None if they are not counted."""
         return None
 
     def _notify(self) -> None:

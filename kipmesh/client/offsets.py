@@ -28,7 +28,10 @@ def _topics(
 
 
 def list_offsets_call(cluster: Cluster, timestamps: Mapping[TopicPartition, int]) -> LeaderCall:
-    """Return the ListOffsets call for these timestamps. Its values are OffsetAndTimestamp, with offset -1 for none."""
+    """Return the ListOffsets call for these timestamps (ms or TIMESTAMP_...).
+
+    Its values are OffsetAndTimestamp, with offset -1 if there is no such record.
+    """
 
     def build(partitions: ByTopic) -> m.ListOffsetsRequest:
         topics = _topics(cluster, partitions, timestamps, m.ListOffsetsTopic, m.ListOffsetsPartition)
@@ -48,14 +51,14 @@ async def list_offsets(
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
     """Return the first record at or after a timestamp (ms or TIMESTAMP_...) by partition; None if there is none.
 
-    Retries within `timeout_s`, then raises KafkaError.
+    Raises KafkaError: retriable errors after retries for `timeout_s`, others immediately.
     """
     results = await cluster.call_leaders(timestamps, list_offsets_call(cluster, timestamps), timeout_s)
     return {partition: found if found.offset >= 0 else None for partition, found in results.items()}
 
 
 def offsets_for_leader_epoch_call(cluster: Cluster, epochs: Mapping[TopicPartition, int]) -> LeaderCall:
-    """Return the OffsetsForLeaderEpoch call for these epochs (392-09). Its values are EpochEndOffset."""
+    """Return the OffsetsForLeaderEpoch call for these epochs by partition (392-09). Its values are EpochEndOffset."""
 
     def build(partitions: ByTopic) -> m.OffsetsForLeaderEpochRequest:
         topics = _topics(cluster, partitions, epochs, m.OffsetForLeaderTopic, m.OffsetForLeaderPartition)
@@ -75,7 +78,8 @@ async def delete_records(
 ) -> dict[TopicPartition, int]:
     """Delete the records below these offsets (-1: the high watermark) and return the new log start offsets.
 
-    Retries within `timeout_s`, then raises KafkaError.
+    Raises KafkaError: retriable errors after retries for `timeout_s`, others immediately, such as OFFSET_OUT_OF_RANGE
+    above the high watermark. Records of other partitions may be deleted nevertheless.
     """
 
     def build(partitions: ByTopic) -> m.DeleteRecordsRequest:

@@ -52,7 +52,10 @@ class Portal:
             self._loop.close()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and return its result. Interrupting the caller cancels the coroutine."""
+        """Run a coroutine on the loop, block until it ends, and return its result or raise its error.
+
+        An interrupt of the caller cancels the coroutine. Raises RuntimeError like `submit`.
+        """
         future = self.submit(work)
         try:
             return future.result()
@@ -61,7 +64,10 @@ class Portal:
             raise
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start a coroutine on the loop. Raises RuntimeError if the loop is closed or belongs to another process."""
+        """Start a coroutine on the loop and return its future.
+
+        Raises RuntimeError if the loop is closed or belongs to another process.
+        """
         if self._pid != os.getpid():
             work.close()
             raise RuntimeError(f"client was started by process {self._pid}; create a new client after fork")
@@ -71,7 +77,7 @@ class Portal:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
-        """Cancel all tasks, stop the loop and wait for the thread to end."""
+        """Cancel all tasks, stop the loop and wait for the thread to end. Does nothing in a forked process."""
         if self._pid == os.getpid() and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -93,9 +99,10 @@ class BlockingClient(Generic[ClientT]):
         self.close()
 
     def start(self) -> None:
-        """Start the thread and connect. Optional: the first call of another method does it.
+        """Start the thread and connect, unless that is done. Optional: the first call of another method does it.
 
-        Raises KafkaError if no bootstrap server responds, and RuntimeError if the client is closed.
+        Raises KafkaError if no bootstrap server responds, which also closes the client, and RuntimeError if the client
+        is closed.
         """
         if self._closed:
             raise RuntimeError("client is closed")

@@ -19,7 +19,7 @@ from kipmesh.core.record_batch import HEADER_BYTES, BatchHeader, Buffer, assign,
 
 
 def new_builder(size_bytes_max: int) -> Any:
-    """Return a builder of one uncompressed batch of at most `size_bytes_max` bytes.
+    """Return a builder of one batch of at most `size_bytes_max` bytes before compression.
 
     `append(index, timestamp_ms, key, value, headers list)` returns metadata with the `size` of the record in bytes, or
     None if the batch is full. The first record always fits.
@@ -58,7 +58,7 @@ def check_fields(topic: object, key: object, value: object, partition: object, h
 
 
 def seal(builder: Any, compression: Compression) -> bytes:
-    """Return the bytes of the batch, compressed if that makes it smaller. CPU-bound and safe to run on a thread."""
+    """Return the bytes of the builder's batch, compressed if that makes it smaller. May run on a thread."""
     plain = builder.build()
     if compression.number == 0:
         return bytes(plain)
@@ -86,7 +86,10 @@ def encode_batch(
     base_offset: int = 0,
     leader_epoch: int = -1,
 ) -> bytes:
-    """Encode (key, value) pairs as one batch, for tests and tools. At least one record is required."""
+    """Encode (key, value) pairs, at least one, as one batch, for tests and tools. All get the same timestamp.
+
+    Raises ValueError for an unknown compression name.
+    """
     builder = new_builder(1 << 31)
     for index, (key, value) in enumerate(records):
         builder.append(index, timestamp_ms, key, value, [])
@@ -94,7 +97,7 @@ def encode_batch(
 
 
 def read_batch(data: Buffer, position: int, header: BatchHeader) -> list[Any]:
-    """Decode the batch at byte `position`: objects with offset, timestamp, key, value and headers.
+    """Decode the batch at byte `position`. Return objects with offset, timestamp (ms), key, value and headers.
 
     Raises CorruptRecordError, or KafkaError(UNSUPPORTED_COMPRESSION_TYPE).
     """
@@ -110,7 +113,9 @@ def read_batch(data: Buffer, position: int, header: BatchHeader) -> list[Any]:
 def consumer_records(
     topic: str, partition: int, data: Buffer, position: int, header: BatchHeader, from_offset: int
 ) -> list[ConsumerRecord]:
-    """Decode the records at or above `from_offset` of the batch at byte `position`. Control batches have none.
+    """Decode the records at or above `from_offset` of the batch at byte `position`.
+
+    Returns an empty list for a control batch, whose records are not for applications.
 
     Raises CorruptRecordError, or KafkaError(UNSUPPORTED_COMPRESSION_TYPE).
     """
@@ -128,7 +133,7 @@ def consumer_records(
 
 
 class Columns(NamedTuple):
-    """Records as columns of equal length. `headers` is empty unless requested."""
+    """Records as columns of equal length. Timestamps are in ms. `headers` is empty unless requested."""
 
     offsets: list[int]
     timestamps: list[int]
@@ -148,7 +153,8 @@ def decode_columns(
 ) -> Columns:
     """Decode whole batches to columns: records with start_offset <= offset < end_offset, without control batches.
 
-    Raises CorruptRecordError for an invalid batch or, with `check_crcs`, a wrong CRC.
+    Raises CorruptRecordError for an invalid batch or, with `check_crcs`, a wrong CRC, and
+    KafkaError(UNSUPPORTED_COMPRESSION_TYPE).
     """
     columns = Columns([], [], [], [], [], [])
     for position, header in iterate(data):

@@ -37,19 +37,21 @@ class Producer(BlockingClient[_producer.Producer]):
         timestamp_ms: int | None = None,
         headers: Headers = (),
     ) -> PendingRecord:
-        """Queue a record; blocks while too many records are queued.
+        """Queue a record and return its pending outcome; blocks while 2000 records are queued.
 
-        The returned record's `result` raises the errors that the asynchronous `send` would raise. A topic without
-        metadata does not delay the records of other topics.
+        `result()` of the returned record also raises the errors that the asynchronous `send` would raise. A topic
+        without metadata does not delay the records of other topics. Raises RuntimeError if the producer is closed or
+        was started before a fork. The first call connects and raises the errors of `start`.
         """
         return self._pump.send(self._running(), (topic, value, key, partition, timestamp_ms, headers))
 
     def send_many(
         self, topic: str, records: Iterable[tuple[bytes | None, bytes | None]], partition: int | None = None
     ) -> list[Delivery]:
-        """Append (key, value) pairs, with much less overhead than `send`. The deliveries are done after `flush`.
+        """Append (key, value) pairs, with much less overhead than `send`, and return a future for each.
 
-        Raises the errors of the asynchronous `send`; records before the failed one are still sent.
+        Blocks while the producer's buffer is full or lacks metadata. After `flush` all futures are done. Raises the
+        errors of the asynchronous `send`; records before the failed one are still sent.
         """
         portal = self._running()
         self._pump.drain(portal, topic)
@@ -72,7 +74,7 @@ class Producer(BlockingClient[_producer.Producer]):
         portal.call(self._client.flush())
 
     def close(self) -> None:
-        """Deliver all queued records, disconnect and end the thread. Idempotent."""
+        """Deliver all queued records, each within `delivery.timeout.ms`, disconnect and end the thread. Idempotent."""
         try:
             if self._portal is not None:
                 self._pump.drain(self._portal)
@@ -121,7 +123,7 @@ class Consumer(BlockingClient[_consumer.Consumer]):
 
     @property
     def fetch_stats(self) -> FetchStats:
-        """Fetch counters since the consumer started."""
+        """Fetch counters since the consumer started; `sessions` and `partitions` are current values."""
 
         async def stats() -> FetchStats:
             return self._client.fetch_stats

@@ -30,7 +30,7 @@ class TopicPartition(NamedTuple):
 
 
 class RecordMetadata(NamedTuple):
-    """The position of an acknowledged record. The offset is -1 with acks=0; the timestamp is in milliseconds."""
+    """The position of an acknowledged record. The offset is -1 if unknown, as with acks=0. The timestamp is in ms."""
 
     topic: str
     partition: int
@@ -46,7 +46,7 @@ class TimestampType(IntEnum):
 
 
 class ConsumerRecord(NamedTuple):
-    """A consumed record. `timestamp` is in milliseconds, `timestamp_type` a value of TimestampType."""
+    """A consumed record. `timestamp` is in ms since 1970, `timestamp_type` a value of TimestampType."""
 
     topic: str
     partition: int
@@ -107,7 +107,7 @@ class FetchStats:
 
 
 class OffsetAndTimestamp(NamedTuple):
-    """The offset, timestamp in milliseconds and leader epoch of a record, as returned by ListOffsets."""
+    """The offset, timestamp (ms) and leader epoch of a record, as returned by ListOffsets; -1 if not applicable."""
 
     offset: int
     timestamp: int
@@ -124,12 +124,12 @@ class Node(NamedTuple):
 
     @property
     def address(self) -> str:
-        """`host:port`."""
+        """`host:port`, with brackets around an IPv6 address."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class PartitionMetadata(NamedTuple):
-    """The metadata of a partition. `leader_id` is -1 while the partition has no leader."""
+    """The metadata of a partition. Replicas are broker ids. `leader_id` is -1 while the partition has no leader."""
 
     partition: int
     leader_id: int
@@ -207,7 +207,7 @@ class ConfigValue(NamedTuple):
 
 
 class ConfigAlteration(NamedTuple):
-    """A change of one configuration key. `operation` is a value of AlterOperation."""
+    """A change of one configuration key. `operation` is a value of AlterOperation; `value` is None for DELETE."""
 
     name: str
     value: str | None
@@ -215,7 +215,7 @@ class ConfigAlteration(NamedTuple):
 
 
 class BrokerSessions(NamedTuple):
-    """The fetch sessions of one broker, or the error of the request that lists them."""
+    """The fetch sessions of one broker. If the request to it failed, `error` is set and `sessions` is empty."""
 
     node_id: int
     sessions: Sequence[FetchSessionDescription]
@@ -223,7 +223,7 @@ class BrokerSessions(NamedTuple):
 
 
 class QuorumReplica(NamedTuple):
-    """State of a voter or observer as known by the quorum leader; -1 if unknown. Timestamps are milliseconds."""
+    """State of a voter or observer as known by the quorum leader; -1 if unknown. Timestamps are ms since 1970."""
 
     replica_id: int
     log_end_offset: int

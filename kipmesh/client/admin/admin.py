@@ -45,8 +45,10 @@ _ELECTION_SHARE = 0.8
 class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, CredentialAdmin):
     """Administers a cluster. Use `async with`, or `start` and `close`. Belongs to one event loop.
 
-    `config` takes Kafka's admin settings with dots or underscores. Raises InvalidConfigError. All requests retry
-    retriable errors within `default.api.timeout.ms`, then raise KafkaError.
+    `config` takes Kafka's admin settings with dots or underscores; the constructor raises InvalidConfigError. All
+    requests raise KafkaError: retriable errors after retries for `default.api.timeout.ms`, others immediately. Requests
+    about fetch sessions, log directories and faults go to single brokers and are not retried. Arguments of a wrong type
+    raise TypeError.
     """
 
     def __init__(self, bootstrap: str | Sequence[str], **config: Any) -> None:
@@ -56,7 +58,7 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
         self._timeout_s = self.config.default_api_timeout_ms / 1000
 
     async def start(self) -> None:
-        """Connect to the cluster. Raises KafkaError if no bootstrap server responds."""
+        """Connect to the cluster. Raises KafkaError if no bootstrap server responds within `request.timeout.ms`."""
         await self._cluster.start(min(self.config.request_timeout_ms, self.config.default_api_timeout_ms) / 1000)
 
     async def close(self) -> None:
@@ -68,9 +70,11 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
     async def create_topics(
         self, topics: Iterable[NewTopic], *, wait: bool = True, validate_only: bool = False
     ) -> list[CreatedTopic]:
-        """Create topics, or only validate them. With `wait`, wait until all brokers know the partitions' leaders.
+        """Create topics, or with `validate_only` only validate them, and return them with their ids.
 
-        Raises KafkaError for the first topic that could not be created; the others are still created.
+        With `wait`, also wait until all reachable brokers know the partitions' leaders. Raises KafkaError:
+        TOPIC_ALREADY_EXISTS, INVALID_CONFIG or another error of the first topic that could not be created, while the
+        others are still created; REQUEST_TIMED_OUT if waiting exceeds `default.api.timeout.ms`.
         """
         wanted = [_creatable(topic) for topic in arguments.instances("topics", topics, NewTopic)]
         request = m.CreateTopicsRequest(wanted, self._request_timeout_ms, validate_only)
@@ -87,9 +91,10 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
         return created
 
     async def delete_topics(self, names: Iterable[str], *, wait: bool = True) -> None:
-        """Delete topics. With `wait`, wait until no broker lists them.
+        """Delete topics. With `wait`, also wait until no reachable broker lists them.
 
-        Raises KafkaError for the first topic that could not be deleted; the others are still deleted.
+        Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION or another error of the first topic that could not be deleted,
+        while the others are still deleted; REQUEST_TIMED_OUT if waiting exceeds `default.api.timeout.ms`.
         """
         listed = arguments.names("topics", names)
         request = m.DeleteTopicsRequest(
@@ -104,9 +109,11 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
             )
 
     async def create_partitions(self, totals: Mapping[str, int], *, wait: bool = True) -> None:
-        """Raise the number of partitions of topics to these totals. With `wait`, wait until they have leaders.
+        """Increase the numbers of partitions. `totals` has the new total number of partitions by topic.
 
-        Raises KafkaError for the first topic that could not be changed; the others are still changed.
+        With `wait`, also wait until all partitions have leaders. Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION,
+        INVALID_PARTITIONS (not above the current number) or another error of the first topic that could not be changed,
+        while the others are still changed; REQUEST_TIMED_OUT if waiting exceeds `default.api.timeout.ms`.
         """
         for name, count in arguments.mapping("totals", totals, "topic to number of partitions").items():
             arguments.check_text("topic", name)
@@ -124,12 +131,15 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
             )
 
     async def list_topics(self) -> list[TopicMetadata]:
-        """Return all topics, sorted by name."""
+        """Return the metadata of all topics, internal ones included, sorted by name."""
         response = await self._fetch_metadata(m.MetadataRequest(topics=None))
         return sorted(_topics_of(response).values(), key=lambda topic: topic.name)
 
     async def describe_topics(self, names: Iterable[str]) -> list[TopicMetadata]:
-        """Return these topics in the given order. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION) for a missing one."""
+        """Return the metadata of these topics in the given order.
+
+        Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION for a missing topic, INVALID_TOPIC_EXCEPTION.
+        """
         listed = arguments.names("topics", names)
         found = await self._describe(listed)
         for name in listed:
@@ -144,8 +154,9 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
     ) -> dict[TopicPartition, KafkaError | None]:
         """Elect leaders of these partitions, or of all partitions that need it.
 
-        PREFERRED elects the first replica. UNCLEAN elects, for a partition without a leader, the replica with the
-        longest log; records that it lacks are lost. Returns by partition the error, or None after an election.
+        PREFERRED elects the first replica if it is in sync. UNCLEAN elects, for a partition without a leader, the
+        replica with the longest log; records that it lacks are lost. Returns by partition the error, or None after an
+        election. A named partition that needs no election has the error ELECTION_NOT_NEEDED.
         """
         topics = None
         if partitions is not None:
@@ -166,7 +177,10 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
     async def describe_configs(
         self, resources: Iterable[ConfigResource], *, keys: Iterable[str] = (), with_documentation: bool = False
     ) -> dict[ConfigResource, dict[str, ConfigValue]]:
-        """Return the configurations of topics and brokers by key; all keys if `keys` is empty."""
+        """Return the configurations of topics and brokers by resource and key; all keys if `keys` is empty.
+
+        Raises KafkaError for the first resource that cannot be described, such as UNKNOWN_TOPIC_OR_PARTITION.
+        """
         listed, wanted = arguments.instances("resources", resources, ConfigResource), arguments.names("keys", keys)
         described = [m.DescribeConfigsResource(each.resource_type, each.name, wanted) for each in listed]
         request = m.DescribeConfigsRequest(described, include_documentation=with_documentation)
@@ -186,7 +200,8 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
     ) -> None:
         """Change single configuration keys (IncrementalAlterConfigs), or only validate the changes.
 
-        Raises KafkaError for the first resource that could not be changed; the others are still changed.
+        Raises KafkaError for the first resource that could not be changed (INVALID_CONFIG, UNKNOWN_TOPIC_OR_PARTITION);
+        the others are still changed.
         """
         resources = [
             m.AlterConfigsResource(
@@ -211,18 +226,23 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """Return the first record at or after a timestamp by partition; None if there is none.
 
-        Timestamps are milliseconds since 1970, or TIMESTAMP_EARLIEST, TIMESTAMP_LATEST or TIMESTAMP_MAX.
+        Timestamps are ms since 1970, or TIMESTAMP_EARLIEST (log start), TIMESTAMP_LATEST (high watermark) or
+        TIMESTAMP_MAX (the record with the largest timestamp).
         """
         wanted = arguments.by_partition("timestamps", timestamps, arguments.TIMESTAMP)
         return await leader_offsets.list_offsets(self._cluster, wanted, self._timeout_s)
 
     async def delete_records(self, offsets: Mapping[tuple[str, int], int]) -> dict[TopicPartition, int]:
-        """Delete the records below these offsets (-1: the high watermark) and return the new log start offsets."""
+        """Delete the records below these offsets (-1: the high watermark) and return the new log start offsets.
+
+        Raises KafkaError for the first failed partition (OFFSET_OUT_OF_RANGE above the high watermark); records of the
+        others may be deleted nevertheless.
+        """
         wanted = arguments.by_partition("offsets", offsets)
         return await leader_offsets.delete_records(self._cluster, wanted, self._timeout_s)
 
     async def describe_quorum(self) -> QuorumDescription:
-        """Describe the metadata quorum as known by its leader."""
+        """Return the state of the metadata quorum as known by its leader."""
 
         def results(response: m.DescribeQuorumResponse) -> list[tuple[str, Any]]:
             inner = [each for topic in response.topics for each in topic.partitions]
@@ -241,7 +261,10 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
         return _topics_of(response)
 
     async def _wait_for(self, names: Sequence[str], condition: Callable[[Mapping[str, TopicMetadata]], bool]) -> None:
-        """Wait until the metadata of every reachable broker fulfils the condition."""
+        """Wait until the metadata of every reachable broker fulfils the condition.
+
+        Raises KafkaError(REQUEST_TIMED_OUT) after `default.api.timeout.ms`.
+        """
         deadline = time.monotonic() + self._timeout_s
         delay = 0.005
         while not await self._is_everywhere(names, condition):

@@ -15,7 +15,7 @@ SESSIONS_TIMEOUT_S = 5.0
 
 
 class ReplicaInfo(NamedTuple):
-    """A replica in a log directory."""
+    """Size and lag of a replica in a log directory."""
 
     size_bytes: int
     offset_lag: int
@@ -23,7 +23,7 @@ class ReplicaInfo(NamedTuple):
 
 
 class LogDirDescription(NamedTuple):
-    """A log directory of a broker."""
+    """State, replicas and disk of a log directory of a broker."""
 
     log_dir: str
     """Path on the broker."""
@@ -40,10 +40,10 @@ class BrokerAdmin(AdminRequests):
     """Requests of `AdminClient` to single brokers."""
 
     async def list_fetch_sessions(self, broker_id: int | None = None) -> list[BrokerSessions]:
-        """Return the fetch sessions of one broker or of all brokers.
+        """Return the fetch sessions of one broker or (None) of all brokers.
 
-        The error of a broker that does not respond is in its entry. Raises KafkaError(BROKER_NOT_AVAILABLE) if the
-        broker is not in the cluster.
+        The entry of a broker that does not respond within 5 s has an error. Raises KafkaError(BROKER_NOT_AVAILABLE) if
+        the broker is not in the cluster.
         """
         timeout_s = min(self._cluster.request_timeout_ms / 1000, SESSIONS_TIMEOUT_S)
         nodes = await self._nodes(broker_id)
@@ -58,7 +58,8 @@ class BrokerAdmin(AdminRequests):
     async def describe_log_dirs(self, broker_id: int) -> list[LogDirDescription]:
         """Return the log directories of a broker with their replicas and their state.
 
-        Raises KafkaError, BROKER_NOT_AVAILABLE if the broker does not respond.
+        An offline directory has an error in its entry. Raises KafkaError: BROKER_NOT_AVAILABLE if the broker is not in
+        the cluster or does not respond.
         """
         response: m.DescribeLogDirsResponse = (await self._all_of(m.DescribeLogDirsRequest(), broker_id))[broker_id]
         return [
@@ -77,25 +78,36 @@ class BrokerAdmin(AdminRequests):
         ]
 
     async def inject_fault(self, fault: m.InjectedFault, broker_id: int | None = None) -> dict[int, int]:
-        """Inject a fault for tests at one broker or at all brokers, and return its id by broker id.
+        """Inject a fault for tests at one broker or (None) at all brokers, and return the fault's id by broker id.
 
-        Raises KafkaError, POLICY_VIOLATION if `fault.injection.enable` is false.
+        Raises KafkaError: POLICY_VIOLATION if `fault.injection.enable` is false or there are too many faults,
+        INVALID_REQUEST for an invalid fault, BROKER_NOT_AVAILABLE if a broker is not in the cluster or does not
+        respond. Other brokers may then have the fault.
         """
         responses = await self._all_of(m.InjectFaultRequest(fault), broker_id)
         return {node_id: response.fault_id for node_id, response in responses.items()}
 
     async def list_faults(self, broker_id: int | None = None) -> dict[int, list[m.InjectedFault]]:
-        """Return the active faults by broker id."""
+        """Return the active injected faults by broker id, of one broker or (None) of all.
+
+        Raises KafkaError: POLICY_VIOLATION, BROKER_NOT_AVAILABLE as in `inject_fault`.
+        """
         responses = await self._all_of(m.ListFaultsRequest(), broker_id)
         return {node_id: list(response.faults) for node_id, response in responses.items()}
 
     async def clear_faults(self, broker_id: int | None = None) -> dict[int, int]:
-        """Remove all faults and return their number by broker id."""
+        """Remove all injected faults of one broker or (None) of all, and return their number by broker id.
+
+        Raises KafkaError: POLICY_VIOLATION, BROKER_NOT_AVAILABLE as in `inject_fault`.
+        """
         responses = await self._all_of(m.ClearFaultsRequest(), broker_id)
         return {node_id: response.cleared for node_id, response in responses.items()}
 
     async def _all_of(self, request: Any, broker_id: int | None) -> dict[int, Any]:
-        """Return the responses by broker id. Raises the first error; BROKER_NOT_AVAILABLE without a response."""
+        """Send a request to one broker or (None) to all, and return the responses by broker id.
+
+        Raises the first KafkaError; BROKER_NOT_AVAILABLE if a broker is not in the cluster or does not respond.
+        """
         nodes = await self._nodes(broker_id)
         responses = await self._call_brokers(request, nodes, self._cluster.request_timeout_ms / 1000)
         for error in responses.values():

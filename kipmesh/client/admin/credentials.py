@@ -21,7 +21,7 @@ SALT_BYTES = 16
 
 
 class ScramMechanism(IntEnum):
-    """SCRAM mechanism, with Kafka's numbers."""
+    """A SCRAM mechanism. The value is Kafka's number."""
 
     SCRAM_SHA_256 = 1
     SCRAM_SHA_512 = 2
@@ -33,14 +33,14 @@ class ScramMechanism(IntEnum):
 
     @classmethod
     def of(cls, name: str) -> ScramMechanism:
-        """Return the mechanism with that SASL name. Raises ValueError."""
+        """Return the mechanism with that SASL name, such as `SCRAM-SHA-256`. Raises ValueError for another name."""
         if name not in NUMBERS:
             raise ValueError(f"SCRAM mechanism must be one of {', '.join(NUMBERS)}, got {name!r}")
         return cls(NUMBERS[name])
 
 
 class ScramCredentialInfo(NamedTuple):
-    """The public part of a credential."""
+    """The mechanism and the number of iterations of a user's SCRAM credential."""
 
     mechanism: int
     """A ScramMechanism, or an unknown number from a newer cluster."""
@@ -53,9 +53,9 @@ class CredentialAdmin(AdminRequests):
     async def describe_user_scram_credentials(
         self, users: Iterable[str] | None = None
     ) -> dict[str, list[ScramCredentialInfo]]:
-        """Return the SCRAM credentials of these users (None: all). Passwords are not included.
+        """Return the SCRAM credentials of these users (None: all) by user name. Passwords are not included.
 
-        Raises KafkaError(RESOURCE_NOT_FOUND) for a user without credentials.
+        Raises KafkaError: RESOURCE_NOT_FOUND for a named user without credentials, or an error of the cluster.
         """
         named = None if users is None else list(dict.fromkeys(arguments.names("users", users)))
         if named == []:  # the protocol uses an empty list for all users
@@ -75,7 +75,8 @@ class CredentialAdmin(AdminRequests):
     ) -> None:
         """Create or replace a user's SCRAM credential. It applies to new connections. The password is not sent.
 
-        Raises KafkaError(UNACCEPTABLE_CREDENTIAL) for an empty password or an invalid number of iterations.
+        Raises KafkaError: UNACCEPTABLE_CREDENTIAL for an empty password or an invalid number of iterations, or an error
+        of the cluster.
         """
         if not password:
             raise KafkaError(ErrorCode.UNACCEPTABLE_CREDENTIAL, "password must not be empty")
@@ -88,7 +89,10 @@ class CredentialAdmin(AdminRequests):
         await self._call(m.AlterUserScramCredentialsRequest((), [upsertion]), _by_user)
 
     async def delete_user_scram_credential(self, user: str, mechanism: ScramMechanism) -> None:
-        """Delete a user's SCRAM credential. Raises KafkaError(RESOURCE_NOT_FOUND) if there is none."""
+        """Delete a user's SCRAM credential.
+
+        Raises KafkaError: RESOURCE_NOT_FOUND if there is none, or an error of the cluster.
+        """
         deletion = m.ScramCredentialDeletion(user, mechanism)
         await self._call(m.AlterUserScramCredentialsRequest([deletion], ()), _by_user)
 

@@ -28,7 +28,7 @@ NewOffsets = Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]
 
 
 class GroupListing(NamedTuple):
-    """A group in the list of its coordinator."""
+    """A group as its coordinator lists it."""
 
     group_id: str
     protocol_type: str
@@ -88,10 +88,10 @@ class GroupAdmin(AdminRequests):
     """Requests of `AdminClient` about consumer groups."""
 
     async def list_groups(self, *, states: Collection[str] = (), types: Collection[str] = ()) -> list[GroupListing]:
-        """Return the groups in any of these states and types (empty: all), sorted by id.
+        """Return the groups that have one of these states and one of these types (empty: any), sorted by id.
 
-        Raises KafkaError if a broker does not respond, because its groups would be missing. A group whose coordinator
-        is changing may be missing.
+        Raises KafkaError if a broker does not respond within `default.api.timeout.ms`, because its groups would be
+        missing. A group whose coordinator is changing may be missing.
         """
         request = m.ListGroupsRequest(arguments.names("states", states), arguments.names("types", types))
 
@@ -110,13 +110,19 @@ class GroupAdmin(AdminRequests):
         ]
 
     async def describe_groups(self, group_ids: Iterable[str]) -> dict[str, GroupDescription]:
-        """Return state, coordinator and members by group id. A missing group has the state Dead."""
+        """Return state, coordinator and members by group id. A missing group has the state Dead.
+
+        Raises KafkaError for the first group that cannot be described.
+        """
         return await _for_each(arguments.names("group_ids", group_ids), self._describe_group)
 
     async def list_group_offsets(
         self, group_id: str, partitions: Iterable[tuple[str, int]] | None = None
     ) -> dict[TopicPartition, CommittedOffset]:
-        """Return the group's committed offsets of these partitions (None: all). Partitions without one are omitted."""
+        """Return the group's committed offsets of these partitions (None: all). Partitions without one are omitted.
+
+        A missing group has none. Raises KafkaError.
+        """
         wanted = None if partitions is None else arguments.topic_partitions(partitions)
         coordinator = GroupCoordinator(self._cluster, group_id)
         limit_s = self._cluster.request_timeout_ms / 1000
@@ -149,8 +155,10 @@ class GroupAdmin(AdminRequests):
     ) -> dict[TopicPartition, int]:
         """Reset the offsets of an empty group in these partitions and return the new offsets.
 
-        With `dry_run` nothing is committed. Offsets are limited to the log start and the end. Raises the KafkaErrors
-        of `alter_group_offsets`, and OFFSET_OUT_OF_RANGE for SHIFT_BY without a committed offset.
+        With `dry_run` nothing is committed. `to` decides whether `value` is an offset, a timestamp in ms or a number of
+        offsets. New offsets are limited to the log start and the high watermark. Raises KafkaError: UNKNOWN_MEMBER_ID if the group
+        has members (not with `dry_run`), UNKNOWN_TOPIC_OR_PARTITION, OFFSET_OUT_OF_RANGE for SHIFT_BY without a
+        committed offset.
         """
         wanted = arguments.topic_partitions(partitions)
         arguments.check_integer("value", value, arguments.TIMESTAMP if to is ResetTo.TIMESTAMP else "int")
@@ -251,7 +259,7 @@ class GroupAdmin(AdminRequests):
         return {each: max(first[each], min(wanted[each], last[each])) for each in partitions}
 
     async def _offsets_at(self, partitions: Collection[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
-        """Return the offset of a timestamp by partition; -1 if there is none."""
+        """Return the offset of a timestamp (ms or TIMESTAMP_...) by partition; -1 if there is none."""
         found = await list_offsets(self._cluster, dict.fromkeys(partitions, timestamp), self._timeout_s)
         return {topic_partition: -1 if place is None else place.offset for topic_partition, place in found.items()}
 

@@ -32,7 +32,10 @@ class _Result(NamedTuple):
 
 
 def quorum_description(response: m.DescribeQuorumResponse) -> QuorumDescription:
-    """Convert the leader's response. Raises KafkaError(UNKNOWN_SERVER_ERROR) if it lacks the metadata partition."""
+    """Return the quorum's state from the leader's response.
+
+    Raises KafkaError(UNKNOWN_SERVER_ERROR) if the response lacks the metadata partition.
+    """
     for result in _results(response):
         return _description(result)
     raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "DescribeQuorum response lacks the metadata partition")
@@ -43,8 +46,8 @@ async def describe_quorum(
 ) -> QuorumDescription:
     """Describe the quorum by calling controllers (`host:port`), and the controllers that they name, until one leads.
 
-    Without a leader within `timeout_s`, the result has leader -1 and the highest observed epoch. Raises
-    KafkaError(NETWORK_EXCEPTION) if no controller responds.
+    Without a leader within `timeout_s`, the result has leader -1, high watermark -1 and the highest observed epoch.
+    Raises KafkaError(NETWORK_EXCEPTION) if no controller responds.
     """
     addresses = dict.fromkeys(arguments.names("controllers", controllers, "host:port"))
     pool = ConnectionPool.of("kipmesh-admin", security or ClientSslConfig())

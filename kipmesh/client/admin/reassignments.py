@@ -22,7 +22,7 @@ PARTITIONS_MAX = 500
 
 
 class PartitionReassignment(NamedTuple):
-    """A running reassignment of a partition."""
+    """A running reassignment of a partition. All fields are broker ids."""
 
     replicas: Sequence[int]
     """The target replicas, followed by those being removed."""
@@ -31,7 +31,7 @@ class PartitionReassignment(NamedTuple):
 
 
 class DrainProgress(NamedTuple):
-    """Progress of draining a broker."""
+    """Progress of draining a broker, in replicas."""
 
     total: int
     """Maximum number of replicas on the broker since the drain started."""
@@ -57,8 +57,10 @@ class ReassignmentAdmin(AdminRequests):
     async def alter_partition_reassignments(self, targets: NewReplicas) -> dict[TopicPartition, KafkaError | None]:
         """Start or cancel partition reassignments and return by partition the error, or None if accepted.
 
-        The replicas move afterwards: see `wait_reassigned`. Sends several requests if there are many partitions. Raises
-        KafkaError if the first request fails; if a later one fails, the remaining partitions have its error.
+        The replicas move afterwards; `wait_reassigned` waits for that. `targets` has the new replicas by partition, or
+        None to cancel. Errors: INVALID_REPLICA_ASSIGNMENT, UNKNOWN_TOPIC_OR_PARTITION, NO_REASSIGNMENT_IN_PROGRESS (cancel).
+        Sends several requests if there are many partitions. Raises KafkaError if the first request fails; if a later
+        one fails, the remaining partitions have its error.
         """
         remaining = {
             arguments.topic_partition(key): None
@@ -109,7 +111,7 @@ class ReassignmentAdmin(AdminRequests):
     async def list_partition_reassignments(
         self, partitions: Iterable[tuple[str, int]] | None = None
     ) -> dict[TopicPartition, PartitionReassignment]:
-        """Return the running reassignments of these partitions (None: all)."""
+        """Return the running reassignments of these partitions (None: all). Partitions without one are omitted."""
         topics = None
         if partitions is not None:
             listed = by_topic(arguments.topic_partitions(partitions))
@@ -125,7 +127,10 @@ class ReassignmentAdmin(AdminRequests):
         }
 
     async def wait_reassigned(self, partitions: Iterable[tuple[str, int]], on_progress: OnMoved | None = None) -> None:
-        """Wait without a time limit until no reassignment of these partitions is running."""
+        """Wait without a time limit until no reassignment of these partitions is running.
+
+        `on_progress` is called at each check with the number of finished partitions and the total.
+        """
         wanted = arguments.topic_partitions(partitions)
         while True:
             running = await self.list_partition_reassignments(wanted)
@@ -138,11 +143,12 @@ class ReassignmentAdmin(AdminRequests):
     async def drain_broker(
         self, broker_id: int, *, wait: bool = True, on_progress: OnDrain | None = None
     ) -> DrainProgress:
-        """Move all replicas of a broker to other brokers. With `wait`, return when it has none.
+        """Move all replicas of a broker to other brokers, and return the last progress.
 
-        Without `wait`, return when all reassignments have started. Raises KafkaError: INVALID_REPLICATION_FACTOR,
-        before any move, if there are too few other brokers; the error of a partition that cannot be moved, after
-        `default.api.timeout.ms` without progress.
+        With `wait`, return when the broker has no replica, without a time limit; otherwise when all reassignments have
+        started. Raises KafkaError: BROKER_ID_NOT_REGISTERED, or INVALID_REPLICATION_FACTOR if there are too few other
+        brokers, both before any move; the error of a partition that cannot be moved, after `default.api.timeout.ms`
+        without a new reassignment.
         """
         drain = _Drain(self, broker_id, on_progress)
         await drain.run_pass(is_check=True)
@@ -163,19 +169,23 @@ class ReassignmentAdmin(AdminRequests):
     async def plan_drain(self, broker_id: int, cursor: m.DrainCursor | None, *, is_check: bool) -> Any:
         """Return the controller's plan for the next replicas of a broker, from `cursor` on (None: the first).
 
-        `is_check` only verifies that the replicas can be moved.
+        With `is_check` the controller only verifies that the replicas can be moved. Raises KafkaError:
+        BROKER_ID_NOT_REGISTERED, INVALID_REPLICATION_FACTOR.
         """
         request = m.PlanBrokerDrainRequest(broker_id, self._request_timeout_ms, cursor, is_check)
         return await self._call(request)
 
     async def unregister_broker(self, broker_id: int) -> None:
-        """Remove a broker that is stopped and has no replicas from the cluster. Raises KafkaError."""
+        """Remove a broker that is stopped and has no replicas from the cluster.
+
+        Raises KafkaError: BROKER_ID_NOT_REGISTERED, POLICY_VIOLATION if it has replicas, INVALID_REQUEST if it runs.
+        """
         await self._call(m.UnregisterBrokerRequest(broker_id))
 
 
 @dataclass(eq=False)
 class _Drain:
-    """Drains one broker in passes over its replicas."""
+    """Drains one broker in passes over all its replicas."""
 
     admin: ReassignmentAdmin
     broker_id: int
@@ -185,7 +195,10 @@ class _Drain:
     """Partitions that could not be moved in the last pass, except those of deleted topics."""
 
     async def run_pass(self, *, is_check: bool = False) -> int:
-        """Check all replicas and, unless `is_check`, move those that can move. Returns the started reassignments."""
+        """Check all replicas and, unless `is_check`, start to move them. Returns the number of started reassignments.
+
+        Raises KafkaError of the plan.
+        """
         cursor: m.DrainCursor | None = None
         started = leaving = 0
         self.rejected = {}
@@ -218,7 +231,7 @@ class _Drain:
         return sum(error is None for error in results.values())
 
     def failure(self) -> KafkaError:
-        """Return one error for all rejected partitions."""
+        """Return (do not raise) one error for all rejected partitions, of which there is at least one."""
         (topic, partition), error = next(iter(self.rejected.items()))
         text = f"{arguments.counted(len(self.rejected), 'partition')} cannot be moved, for example {topic}-{partition}"
         return KafkaError(error.code, f"{text}: {error.message}")

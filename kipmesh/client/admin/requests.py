@@ -22,7 +22,7 @@ Results = Callable[[Any], Iterable[tuple[str, Any]]]
 
 
 def single_result(response: Any) -> list[tuple[str, Any]]:
-    """Return the results of a response that has one error code for all."""
+    """Return `[(text, response)]` for a response that has one error code for all its parts."""
     return [(f"{type(response).__name__.removesuffix('Response')} failed", response)]
 
 
@@ -37,7 +37,11 @@ class AdminRequests:
         return int(min(self._timeout_s * 1000, self._cluster.request_timeout_ms))
 
     async def _call(self, request: Any, results: Results = single_result) -> Any:
-        """Send a request to any broker and return the response. Raises KafkaError for the first failed result."""
+        """Send a request to any broker and return the response. Raises KafkaError for the first failed result.
+
+        Retries within `default.api.timeout.ms` while all results have retriable errors, except
+        UNKNOWN_TOPIC_OR_PARTITION.
+        """
         message: str | None = None
 
         def retry(response: Any) -> ErrorCode | None:
@@ -70,13 +74,13 @@ class AdminRequests:
         return response
 
     async def describe_cluster(self) -> ClusterDescription:
-        """Return the brokers and the controller, as currently known by one broker."""
+        """Return the brokers, sorted by id, and the controller, as currently known by one broker. Raises KafkaError."""
         response = await self._fetch_metadata(m.MetadataRequest())
         brokers = sorted(Node(each.node_id, each.host, each.port, each.rack) for each in response.brokers)
         return ClusterDescription(response.cluster_id, response.controller_id, brokers)
 
     async def _call_brokers(self, request: Any, nodes: Iterable[Node], timeout_s: float) -> dict[int, Any]:
-        """Send a request to each broker without retries. Returns responses or KafkaErrors by broker id."""
+        """Send a request to each broker without retries. Returns the response or a KafkaError by broker id."""
 
         async def call_broker(node: Node) -> Any:
             try:
@@ -96,7 +100,7 @@ class AdminRequests:
         return {node.node_id: response for node, response in zip(called, responses, strict=True)}
 
     async def _nodes(self, broker_id: int | None) -> list[Node]:
-        """Return that broker, or all brokers for None. Raises KafkaError(BROKER_NOT_AVAILABLE) if there is none."""
+        """Return the broker with that id, or all brokers for None. Raises KafkaError(BROKER_NOT_AVAILABLE) for none."""
         found = [node for node in (await self.describe_cluster()).brokers if broker_id in (None, node.node_id)]
         if not found:
             text = "the cluster has no brokers" if broker_id is None else f"broker {broker_id} is not in the cluster"
@@ -105,7 +109,7 @@ class AdminRequests:
 
 
 def failure_of(result: Any, text: str) -> KafkaError | None:
-    """Return the error of a result, with `text` if it has no message; None for a success."""
+    """Return (do not raise) the error of a result, with `text` if it has no message; None for a success."""
     if not result.error_code:
         return None
     return KafkaError(result.error_code, getattr(result, "error_message", None) or text)

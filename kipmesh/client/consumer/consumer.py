@@ -43,8 +43,10 @@ log = logging.getLogger(__name__)
 class Consumer(Client):
     """Consumes records. Use `async with`, or `start` and `close`. Belongs to one event loop.
 
-    `config` takes Kafka's consumer settings with dots or underscores. Raises InvalidConfigError. Methods that take a
-    partition raise ValueError if it is not assigned.
+    `config` takes Kafka's consumer settings with dots or underscores; the constructor raises InvalidConfigError.
+    `pause`, `resume`, `position`, `high_watermark` and the seek methods raise ValueError for a partition that is not
+    assigned. Methods that contact the cluster raise RuntimeError unless the consumer is started and not closed.
+    Arguments of a wrong type raise TypeError.
     """
 
     def __init__(self, bootstrap: str | Sequence[str], **config: Any) -> None:
@@ -64,7 +66,8 @@ class Consumer(Client):
     async def start(self) -> None:
         """Connect to the cluster.
 
-        Raises KafkaError if no bootstrap server responds, and RuntimeError if the consumer was already started.
+        Raises KafkaError if no bootstrap server responds within `request.timeout.ms`, and RuntimeError if the consumer
+        was started or closed before.
         """
         if self._started or self._closed:
             raise RuntimeError("consumer was already started; create a new one")
@@ -80,8 +83,9 @@ class Consumer(Client):
     async def close(self, *, commit: bool = True, leave: bool = True) -> None:
         """Commit and leave the group, close the fetch sessions and disconnect. Idempotent.
 
-        Takes up to one second, plus up to ten in a group. `commit` applies only with `enable.auto.commit`. Without
-        `leave` the group keeps the partitions assigned until `session.timeout.ms`.
+        Takes up to one second, plus up to ten in a group. `commit` applies only with `enable.auto.commit`; a failed
+        commit is only logged. Without `leave`, and for a static member, the group keeps the partitions assigned until
+        `session.timeout.ms`. Raises exceptions of the rebalance listener.
         """
         if not self._closed:
             self._closed = True
@@ -102,6 +106,7 @@ class Consumer(Client):
     def assign(self, partitions: Partitions) -> None:
         """Consume exactly these partitions. Partitions that were already assigned keep their position.
 
+        The others start by `auto.offset.reset`; unlike in Kafka, not at the offsets committed by `group.id`.
         Raises ValueError if the consumer has subscribed as a member of a group.
         """
         if self._group is not None and self._group.is_subscribed:
@@ -115,8 +120,8 @@ class Consumer(Client):
     def subscribe(self, topics: Iterable[str], listener: RebalanceListener | None = None) -> None:
         """Consume all partitions of these topics. Partitions that are added later start at their beginning.
 
-        With `group.id` the partitions are shared with the group; `poll` assigns and revokes them and calls `listener`.
-        Raises ValueError for a listener without `group.id`.
+        Replaces an earlier subscription or assignment. With `group.id` the partitions are shared with the group; `poll`
+        assigns and revokes them and calls `listener`. Raises ValueError for a listener without `group.id`.
         """
         wanted = tuple(dict.fromkeys(arguments.names("topics", topics)))
         if self._group is not None:
@@ -146,24 +151,27 @@ class Consumer(Client):
         return sorted(self._fetcher.states)
 
     def pause(self, partitions: Partitions) -> None:
-        """Stop returning records of these partitions until `resume`. Their positions are kept."""
+        """Stop fetching and returning records of these partitions until `resume`. Their positions are kept."""
         for state in self._states(partitions):
             self._fetcher.pause(state)
 
     def resume(self, partitions: Partitions) -> None:
-        """Return records of these paused partitions again."""
+        """Fetch and return records of these partitions again. Partitions that are not paused stay unchanged."""
         for state in self._states(partitions):
             self._fetcher.resume(state)
         self._fetcher.arrived.set()
 
     def paused(self) -> list[TopicPartition]:
-        """Return the paused partitions."""
+        """Return the paused partitions among the assigned ones."""
         return [topic_partition for topic_partition, state in self._fetcher.states.items() if state.paused]
 
     # -- positions
 
     def seek(self, partition: tuple[str, int], offset: int) -> None:
-        """Continue at `offset`. Raises ValueError for an invalid offset."""
+        """Continue this partition at `offset`. Raises ValueError for an offset that is negative or exceeds int64.
+
+        If the log does not have the offset, `auto.offset.reset` applies at a later poll.
+        """
         arguments.check_integer("offset", offset)
         if not 0 <= offset <= MAX_INT64:
             raise ValueError(f"offset must be between 0 and {MAX_INT64}, got {offset}")
@@ -172,17 +180,18 @@ class Consumer(Client):
         self._fetcher.wake.set()
 
     def seek_to_beginning(self, partitions: Partitions | None = None) -> None:
-        """Continue at the first record of these partitions (None: all assigned)."""
+        """Continue at the log start of these partitions (None: all assigned). A later poll looks up the offset."""
         self._reset(partitions, TIMESTAMP_EARLIEST)
 
     def seek_to_end(self, partitions: Partitions | None = None) -> None:
-        """Continue after the last record of these partitions (None: all assigned)."""
+        """Continue at the high watermark of these partitions (None: all assigned). A later poll looks up the offset."""
         self._reset(partitions, TIMESTAMP_LATEST)
 
     async def position(self, partition: tuple[str, int]) -> int:
         """Return the offset of the next record of this partition, waiting until it is known.
 
-        Raises KafkaError: REQUEST_TIMED_OUT after `default.api.timeout.ms`, or the error that blocks the partition.
+        Raises KafkaError: REQUEST_TIMED_OUT after `default.api.timeout.ms`; immediately, an error of the topic or of
+        the partition, such as OFFSET_OUT_OF_RANGE without `auto.offset.reset`.
         """
         wanted = [arguments.topic_partition(partition)]
         timeout_s = self.config.default_api_timeout_ms / 1000
@@ -205,16 +214,27 @@ class Consumer(Client):
             await self._wait(remaining_s)
 
     def high_watermark(self, partition: tuple[str, int]) -> int | None:
-        """Return the high watermark of the last fetch response, or None before the first one."""
+        """Return the highest high watermark received for the partition, or None before the first one.
+
+        It decreases only after a truncation of the log. Sends no request.
+        """
         (state,) = self._states([arguments.topic_partition(partition)])
         return state.reader.high_watermark if state.reader.high_watermark >= 0 else None
 
     async def beginning_offsets(self, partitions: Partitions) -> dict[TopicPartition, int]:
-        """Return the log start offset of each partition. Raises KafkaError after `default.api.timeout.ms`."""
+        """Return the log start offset of each partition, which need not be assigned.
+
+        Retriable errors are retried for `default.api.timeout.ms`, then raised as KafkaError; others are raised
+        immediately. UNKNOWN_TOPIC_OR_PARTITION means that the topic or partition does not exist.
+        """
         return await self._list_offsets(partitions, TIMESTAMP_EARLIEST)
 
     async def end_offsets(self, partitions: Partitions) -> dict[TopicPartition, int]:
-        """Return the high watermark of each partition. Raises KafkaError after `default.api.timeout.ms`."""
+        """Return the high watermark of each partition, which need not be assigned.
+
+        Raises the errors of `beginning_offsets`: KafkaError after retries for `default.api.timeout.ms`, or immediately
+        if it is not retriable.
+        """
         return await self._list_offsets(partitions, TIMESTAMP_LATEST)
 
     async def offsets_for_times(
@@ -222,21 +242,26 @@ class Consumer(Client):
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """Return the first record at or after a timestamp (ms since 1970) by partition; None if there is none.
 
-        Raises KafkaError after `default.api.timeout.ms`.
+        The partitions need not be assigned. Retriable errors are retried for `default.api.timeout.ms`, then raised as
+        KafkaError; others are raised immediately.
         """
         self._check_open()
         wanted = arguments.by_partition("timestamps", timestamps, arguments.TIMESTAMP)
         return await list_offsets(self._cluster, wanted, self.config.default_api_timeout_ms / 1000)
 
     async def partitions_for(self, topic: str) -> TopicMetadata:
-        """Return a topic's metadata. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if it does not exist."""
+        """Return a topic's metadata, requesting it if it is not cached.
+
+        Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION if the topic does not exist, INVALID_TOPIC_EXCEPTION, or after
+        `default.api.timeout.ms` REQUEST_TIMED_OUT or NETWORK_EXCEPTION.
+        """
         self._check_open()
         arguments.check_text("topic", topic)
         return await self._metadata.wait_for_topic(topic, self.config.default_api_timeout_ms / 1000)
 
     @property
     def fetch_stats(self) -> FetchStats:
-        """Fetch counters since the consumer started."""
+        """Fetch counters since the consumer started; `sessions` and `partitions` are current values."""
         return self._fetcher.stats
 
     @property
@@ -247,9 +272,11 @@ class Consumer(Client):
     # -- committed offsets
 
     async def commit(self, offsets: Mapping[tuple[str, int], int] | None = None) -> None:
-        """Commit these offsets for the group (None: the positions of all assigned partitions).
+        """Commit these offsets for the group (None: the known positions of all assigned partitions) and wait for it.
 
-        Raises KafkaError, and ValueError without `group.id`.
+        An offset is that of the next record to consume. Raises ValueError without `group.id`. Raises KafkaError:
+        UNKNOWN_MEMBER_ID, ILLEGAL_GENERATION or REBALANCE_IN_PROGRESS if the member may have lost its partitions; other
+        errors of the coordinator, after retries for `default.api.timeout.ms` if they are retriable.
         """
         self._check_open(or_leaving=True)
         wanted = None if offsets is None else arguments.by_partition("offsets", offsets)
@@ -257,9 +284,10 @@ class Consumer(Client):
         await self._membership.commit(wanted, timeout_s)
 
     async def committed(self, partitions: Partitions) -> dict[TopicPartition, int]:
-        """Return the group's committed offset of each of these partitions that has one.
+        """Return the group's committed offsets of these partitions. Partitions without one are omitted.
 
-        Raises KafkaError, and ValueError without `group.id`.
+        Raises KafkaError, after retries for `default.api.timeout.ms` if it is retriable, and ValueError without
+        `group.id`.
         """
         self._check_open(or_leaving=True)
         wanted = arguments.topic_partitions(partitions)
@@ -281,8 +309,10 @@ class Consumer(Client):
     async def poll(self, timeout_ms: int = 0, max_records: int | None = None) -> list[ConsumerRecord]:
         """Return records as soon as there are any, or an empty list after `timeout_ms`.
 
-        `max_records` defaults to `max.poll.records`. Raises KafkaError for errors that are not retriable; the consumer
-        remains usable.
+        `max_records` is the maximum number, by default `max.poll.records`. For a group member this also joins the group
+        and calls the rebalance listener, whose exceptions are raised. Raises KafkaError for errors that are
+        not retriable, for a missing topic, and OFFSET_OUT_OF_RANGE without `auto.offset.reset`; the consumer remains
+        usable. Raises ValueError for `max_records` below 1.
         """
         if max_records is not None:
             arguments.check_integer("max_records", max_records)
@@ -292,9 +322,9 @@ class Consumer(Client):
         return await self._poll_until(lambda: self._take(count_max), timeout_ms)
 
     async def fetch_batches(self, timeout_ms: int = 0) -> list[FetchedBatches]:
-        """Return all buffered records as raw batches. Waits and raises like `poll`.
+        """Return all buffered records as raw batches, or an empty list after `timeout_ms`.
 
-        Decode the batches with `kipmesh.client.records.decode_columns`.
+        Waits, joins the group and raises like `poll`. Decode the batches with `kipmesh.client.records.decode_columns`.
         """
         return await self._poll_until(self._take_batches, timeout_ms)
 
@@ -409,7 +439,7 @@ class Consumer(Client):
                 raise error
 
     def _next(self) -> tuple[PartitionState, Chunk | Blocked | KafkaError] | None:
-        """Return the first partition with a buffered item, and the item."""
+        """Return the first unpaused partition with a buffered item, and the item; None if there is none."""
         completed = self._fetcher.completed
         while completed:
             state = completed[0]
@@ -429,7 +459,7 @@ class Consumer(Client):
         self._fetcher.wake.set()
 
     def _raise_item(self, state: PartitionState, item: Blocked | KafkaError) -> None:
-        """Remove an item that is not a chunk, and raise its error."""
+        """Remove the first buffered item, which is not a chunk, and raise its error if it still has one."""
         self._finish_item(state)
         error = state.blocking_error() if isinstance(item, Blocked) else item
         if error is not None:

@@ -65,11 +65,11 @@ class Batch:
         self.append = self.builder.append
 
     def size_bytes(self) -> int:
-        """Return the encoded size, or an upper bound before compression."""
+        """Return the size in bytes: of the payload if there is one, otherwise of the records before compression."""
         return len(self.payload) if self.payload is not None else int(self.builder.size())
 
     def finish(self) -> None:
-        """Wake the waiters and run the callbacks. Requires that the outcome is set."""
+        """Wake the waiters and run the callbacks. The caller has set the outcome: offset or `error`."""
         self.finished = True
         self.builder = self.append = self.payload = None
         if self.waiter is not None and not self.waiter.done():
@@ -213,7 +213,7 @@ class PartitionQueue:
     _orders: count[int] = field(default_factory=count)
 
     def next_order(self) -> tuple[int, ...]:
-        """Return the position of a new batch, after all earlier ones."""
+        """Return the `order` of a new batch, after all earlier ones."""
         return (next(self._orders),)
 
     def put_back(self, batch: Batch) -> None:
@@ -224,7 +224,7 @@ class PartitionQueue:
         self.batches.insert(index, batch)
 
     def close_batch(self, batch: Batch) -> None:
-        """Stop adding records to the open batch."""
+        """Stop adding records to the open batch, and report its size to `on_closed`."""
         self.open = None
         self.on_closed(self.partition, batch.size_bytes())
 
@@ -302,7 +302,10 @@ class StickyPartitioner:
             self._bytes += size_bytes
 
     def next(self, available: Sequence[int]) -> int:
-        """Return the partition of a new batch: the current one until `bytes_max`, then a random one of `available`."""
+        """Return the partition of a new batch: the current one until `bytes_max`, then another one, at random.
+
+        Only partitions in `available`, which is not empty, are returned.
+        """
         if self._bytes >= self.bytes_max or self.partition not in available:
             others = [each for each in available if each != self.partition] or available
             self.partition = self.source.choice(others)

@@ -22,7 +22,7 @@ _PREFIX = "kipmesh_producer_metadata_"
 
 
 class HasMetrics(Protocol):
-    """An asynchronous or blocking producer."""
+    """A producer, asynchronous or blocking, whose metrics can be exported."""
 
     def metrics(self) -> Mapping[str, int | float]:
         """Return the counters of `Producer.metrics`."""
@@ -47,11 +47,11 @@ class ProducerCollector(Collector):
         del self._producers[client_id]
 
     def describe(self) -> Iterator[Metric]:
-        """Return the metric families without samples, for registration."""
+        """Yield the metric families without samples, which the registry reads at registration."""
         return self._families({})
 
     def collect(self) -> Iterator[Metric]:
-        """Return the metric families with the current values."""
+        """Yield the metric families with the current values of all producers."""
         return self._families({name: producer.metrics() for name, producer in list(self._producers.items())})
 
     def _families(self, producers: Mapping[str, Mapping[str, int | float]]) -> Iterator[Metric]:

@@ -38,7 +38,7 @@ from kipmesh.transport.grpc.client import ConnectionPool
 
 
 class WouldBlockError(KafkaError):
-    """`send_nowait` would have to wait for metadata or buffer memory."""
+    """`send_nowait` would have to wait for metadata or buffer memory. A KafkaError(REQUEST_TIMED_OUT)."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.REQUEST_TIMED_OUT, message)
@@ -66,7 +66,7 @@ class Producer(Client):
     """Sends records to a cluster. Use `async with`, or `start` and `close`.
 
     Belongs to one event loop; any number of its tasks may share it. `config` takes Kafka's producer settings with dots
-    or underscores. Raises InvalidConfigError.
+    or underscores; the constructor raises InvalidConfigError.
     """
 
     def __init__(self, bootstrap: str | Sequence[str], **config: Any) -> None:
@@ -86,7 +86,8 @@ class Producer(Client):
     async def start(self) -> None:
         """Connect to the cluster.
 
-        Raises KafkaError if no bootstrap server responds, and RuntimeError if the producer was already started.
+        Raises KafkaError if no bootstrap server responds within `request.timeout.ms` and `max.block.ms`, and
+        RuntimeError if the producer was started or closed before.
         """
         if self._sender is not None or self._closing:
             raise RuntimeError("producer was already started; create a new one")
@@ -102,7 +103,10 @@ class Producer(Client):
         self._accepting = True
 
     async def close(self) -> None:
-        """Deliver the buffered records, each within `delivery.timeout.ms`, and disconnect. Idempotent."""
+        """Deliver the buffered records, each within `delivery.timeout.ms`, and disconnect. Idempotent.
+
+        Does not raise errors of records; their futures have them.
+        """
         if self._closing:
             return
         self._closing = True
@@ -120,7 +124,8 @@ class Producer(Client):
     async def flush(self) -> None:
         """Send all buffered records now and return when each is delivered or has failed.
 
-        Raises KafkaError only if the producer itself has failed, not for failed records.
+        Raises KafkaError only if the producer itself has failed, not for failed records, and RuntimeError if the
+        producer is not running.
         """
         sender = self._running()
         await sender.flush()
@@ -129,7 +134,9 @@ class Producer(Client):
     async def partitions_for(self, topic: str) -> TopicMetadata:
         """Return a topic's metadata, requesting it if needed. `send_nowait` then accepts records of the topic.
 
-        Raises KafkaError if there is no metadata within `max.block.ms`.
+        Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION after several responses without the topic, another error of the
+        topic, or REQUEST_TIMED_OUT or NETWORK_EXCEPTION after `max.block.ms`. Raises RuntimeError if the producer is
+        not running.
         """
         check_text("topic", topic)
         self._running()
@@ -149,8 +156,10 @@ class Producer(Client):
         """Append a record to a batch and return the future of its RecordMetadata or KafkaError.
 
         Waits up to `max.block.ms` for metadata and buffer memory. Raises KafkaError if the record is not accepted:
-        MESSAGE_TOO_LARGE, UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION, INVALID_TIMESTAMP, or REQUEST_TIMED_OUT.
-        Raises TypeError or ValueError for an argument of the wrong type, RuntimeError if the producer is not running.
+        MESSAGE_TOO_LARGE, INVALID_TOPIC_EXCEPTION, INVALID_TIMESTAMP, UNKNOWN_TOPIC_OR_PARTITION (for a missing topic
+        only after `max.block.ms`), REQUEST_TIMED_OUT or NETWORK_EXCEPTION after `max.block.ms`, or the error that ended
+        the producer. Raises TypeError for an argument of the wrong type, ValueError for a header name that is not valid
+        UTF-8, RuntimeError if the producer is not running.
         """
         timestamp_ms = int(time() * 1000) if timestamp_ms is None else _checked_timestamp(timestamp_ms)
         try:
@@ -176,7 +185,7 @@ class Producer(Client):
         timestamp_ms: int | None = None,
         headers: Headers = (),
     ) -> Delivery:
-        """Append a record like `send`, but raise WouldBlockError instead of waiting.
+        """Append a record like `send`, but raise WouldBlockError instead of waiting for metadata or buffer memory.
 
         The caller must yield to the event loop between calls, or nothing is sent.
         """
@@ -236,7 +245,10 @@ class Producer(Client):
         headers: Headers,
         reserved_bytes: int,
     ) -> Delivery | None:
-        """Append without waiting, or return None. `reserved_bytes` are used for a new batch or released."""
+        """Append without waiting; return None if metadata or memory is missing or the producer is not running.
+
+        `reserved_bytes` are used for a new batch or, unless None is returned, released.
+        """
         state = self._topics.get(topic)
         if state is None or not self._accepting:
             return None

@@ -24,7 +24,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class ProducerIds:
-    """Requests producer ids for `sequences`. Calls `on_identified` after success and `on_failure` after an error."""
+    """Requests producer ids for `sequences`.
+
+    Calls `on_identified` after success, and `on_failure` after an error that is not retriable.
+    """
 
     config: ProducerConfig
     metadata: Metadata
@@ -46,7 +49,7 @@ class ProducerIds:
             self._task.add_done_callback(self._on_task_done)
 
     async def close(self) -> None:
-        """Stop requesting a producer id."""
+        """Stop requesting a producer id. Calls neither callback."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

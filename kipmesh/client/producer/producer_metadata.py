@@ -33,7 +33,7 @@ def _now_ms() -> float:
 
 
 class ProducerMetadata(Metadata):
-    """The metadata cache and its refresh task. Belongs to one event loop."""
+    """The metadata cache of one producer, whose `TopicTracker` selects the topics to request (KIP-526)."""
 
     def __init__(self, bootstrap: str | Sequence[str], pool: ConnectionPool, config: ProducerConfig) -> None:
         super().__init__(bootstrap, pool, config)
@@ -59,7 +59,7 @@ class ProducerMetadata(Metadata):
         self._entry(name)
 
     def release(self, name: str) -> None:
-        """End one `hold`."""
+        """End one `hold`. The topic may be evicted when no hold is left and no records are sent to it for a time."""
         self._tracker.release(name, _now_ms())
 
     def is_cached(self, name: str) -> bool:
@@ -72,7 +72,7 @@ class ProducerMetadata(Metadata):
         return tuple(changed)
 
     def request_refresh(self, topics: Iterable[str] = ()) -> None:
-        """Mark the metadata of these topics as stale (526-04)."""
+        """Mark the metadata of these topics as stale, so that they are requested soon (526-04)."""
         now_ms = _now_ms()
         for name in topics:
             self._tracker.changed(name, now_ms)
@@ -134,7 +134,7 @@ class ProducerMetadata(Metadata):
         self._wake_topic_waiters(list(self._topic_waiters))
 
     async def close(self) -> None:
-        """Stop the refresh task and refuse waiters."""
+        """Stop the refresh task. Current and later waits for a topic raise RuntimeError. Idempotent."""
         self.refuse_waiters()
         await super().close()
 

@@ -37,13 +37,14 @@ class PendingRecord:
     _waiters: list[asyncio.Future[None]] = field(default_factory=list)
 
     def done(self) -> bool:
-        """Whether the outcome is known."""
+        """Whether the record is acknowledged or has failed."""
         return self.error is not None or (self._delivery is not None and self._delivery.done())
 
     def result(self, timeout_s: float | None = None) -> RecordMetadata:
         """Return the record's position, waiting up to `timeout_s` (None: without limit).
 
-        Raises TimeoutError, the record's KafkaError, or the error that the asynchronous `send` raised.
+        Raises TimeoutError, the record's KafkaError, or the error that the asynchronous `send` raised; RuntimeError if
+        the producer was closed before.
         """
         if self.error is None and self._delivery is not None and self._delivery.done():
             return self._delivery.result()
@@ -68,7 +69,7 @@ class PendingRecord:
         return self._arguments[0], self._arguments[3]
 
     async def append(self, client: Producer) -> None:
-        """Append the record to the producer. Runs on the event loop."""
+        """Append the record to the producer; an error becomes the outcome. Runs on the event loop."""
         try:
             self._delivery = await client.send(*self._arguments)
         except Exception as error:
@@ -103,7 +104,10 @@ class Pump:
         self._deferred: dict[str, tuple[deque[PendingRecord], asyncio.Task[None]]] = {}  # used on the event loop only
 
     def send(self, portal: Portal, arguments: tuple[Any, ...]) -> PendingRecord:
-        """Queue a record with the arguments of `Producer.send`. Blocks while `QUEUED_MAX` records are queued."""
+        """Queue a record with the arguments of `Producer.send`. Blocks while `QUEUED_MAX` records are queued.
+
+        Raises RuntimeError if the portal is closed or belongs to another process.
+        """
         record = PendingRecord(portal, arguments)
         self._capacity.acquire()
         with self._lock:
@@ -113,7 +117,10 @@ class Pump:
         return record
 
     def drain(self, portal: Portal, topic: str | None = None) -> None:
-        """Block until all queued records, or those of one topic, are appended or have failed."""
+        """Block until all queued records (or those of `topic`) are appended to the producer or have failed.
+
+        Does not wait for their delivery.
+        """
         with self._lock:
             appending = self._appending
         if appending is not None:

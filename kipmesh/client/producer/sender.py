@@ -43,7 +43,7 @@ _COMPRESS_ON_LOOP_BYTES_MAX = 32 << 10
 
 
 class Sender:
-    """Sends the batches of one producer. `on_failure` is called when the producer fails as a whole."""
+    """Sends the batches of one producer. `on_failure` is called once when a fatal error ends the producer."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Sender:
     # -- called by the producer
 
     def batch_opened(self, batch: Batch) -> None:
-        """Register a new open batch."""
+        """Register a new open batch, to be sent after `linger.ms` at the latest."""
         self.incomplete[batch] = None
         queue = batch.queue
         if queue.sequences is None and self._config.enable_idempotence:
@@ -108,7 +108,7 @@ class Sender:
         self.wake.set()
 
     async def flush(self) -> None:
-        """Send all current batches and wait until they are delivered or have failed."""
+        """Send all current batches and wait until each is delivered or has failed. Raises no errors of batches."""
         self._flushes += 1
         self.wake.set()
         try:
@@ -132,7 +132,7 @@ class Sender:
         self._memory.release(batch.reserved_bytes)
 
     async def close(self) -> None:
-        """Stop sending and fail undelivered batches."""
+        """Stop sending, and fail undelivered batches with UNKNOWN_SERVER_ERROR."""
         tasks = [self._task, *self._tasks]
         for task in tasks:
             task.cancel()
@@ -241,7 +241,7 @@ class Sender:
             self._timer = self._loop.call_at(min(due), self.wake.set)
 
     def _plan(self) -> list[tuple[int, list[Batch]]]:
-        """Take the ready batches that may be sent now, grouped into requests of one leader each."""
+        """Take the ready batches that may be sent now. Return one (leader id, batches) per request."""
         plan: list[tuple[int, list[Batch]]] = []
         started: dict[int, int] = {}
         without_leader: set[str] = set()
