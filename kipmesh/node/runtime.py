@@ -150,7 +150,7 @@ def one_line(error: BaseException) -> str:
 
 
 class _Process:
-    """One run of one node, in the main task."""
+    """Runs one node in the main task, with its probes and signal handlers, and determines the exit code."""
 
     def __init__(self, service: Service[Any], config: ServiceConfig, *, parent_pipe: bool) -> None:
         import structlog

@@ -70,7 +70,10 @@ class _InFlight:
 
 @dataclass(eq=False)
 class GroupShard:
-    """The coordinator of one partition while this broker leads it in one epoch. Starts to load when it is created."""
+    """The group coordinator of one partition of `__consumer_offsets`, while this broker leads it in one epoch.
+
+    Starts to load the groups from the log when it is created.
+    """
 
     replica: Replica
     config: BrokerConfig
@@ -238,7 +241,7 @@ class GroupShard:
         self.replica.when_replicated(entry.last_offset, self.leader_epoch, done)
 
     def _report_committed(self) -> None:
-        """Report durable writes to the coordinator, in order."""
+        """Report committed and flushed writes to the coordinator, in the order of the log."""
         in_flight = self._in_flight
         while in_flight and in_flight[0].is_flushed and in_flight[0].last_offset < self.replica.high_watermark:
             entry = in_flight.popleft()

@@ -112,11 +112,11 @@ class BrokerMetrics:
         self._served[is_leader, rack].inc(size_bytes)
 
     def offset_case(self, case: OffsetCase, *, is_leader: bool) -> None:
-        """Count a consumer's fetch at one of the four offset cases (392-03 to 392-06)."""
+        """Count a consumer's fetch whose offset is in one of the four cases without records (392-03 to 392-06)."""
         self._cases[case, is_leader].inc()
 
     def replicated(self, size_bytes: int) -> None:
-        """Count bytes that a follower appended."""
+        """Count bytes that replicas on this broker appended as followers."""
         if size_bytes:
             self._replication_bytes_in.inc(size_bytes)
 

@@ -66,11 +66,11 @@ class HostedReplicas:
         return self._replicas.get(topic_id, _NONE).get(partition)
 
     def add(self, replica: Replica) -> None:
-        """Host a replica."""
+        """Add a replica to the hosted ones. It replaces a replica of the same partition."""
         self._replicas.setdefault(replica.topic_id, {})[replica.partition] = replica
 
     def remove(self, replica: Replica) -> None:
-        """Stop hosting a replica."""
+        """Remove a replica from the hosted ones. No effect if it is not hosted."""
         replicas = self._replicas.get(replica.topic_id, {})
         replicas.pop(replica.partition, None)
         if not replicas:

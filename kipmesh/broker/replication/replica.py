@@ -381,7 +381,8 @@ class Replica:
         """Recompute which followers are in sync at `now_ms` (monotonic).
 
         Returns whether followers may lack records, so that the check must be repeated, and the ISR change that removes
-        laggards, or None if there are none. Returns (False, None) if the replica does not lead or no follower is behind.
+        laggards, or None without laggards. The result is (False, None) if the replica does not lead or no follower is
+        behind.
         """
         leader = self.leader
         if leader is None or not leader.has_followers_behind:

@@ -218,6 +218,6 @@ class FetchHandler:
     async def list_fetch_sessions(
         self, request: m.ListFetchSessionsRequest, context: RequestContext
     ) -> m.ListFetchSessionsResponse:
-        """List the sessions of this broker. O(partitions in sessions): meant for operators, not for scrapes."""
+        """List the fetch sessions of this broker. O(partitions in sessions): meant for operators, not for scrapes."""
         sessions = [m.FetchSession(*session) for session in self.sessions.list(self.now_ms())]
         return m.ListFetchSessionsResponse(node_id=self.config.node_id, sessions=sessions)

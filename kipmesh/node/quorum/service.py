@@ -94,7 +94,10 @@ class QuorumService:
 
 
 def follows_leader(request: m.FetchSnapshotRequest, cluster_id: str, epoch: int) -> bool:
-    """Return whether the sender follows the leader of `epoch`, so that it counts for check-quorum (630-12)."""
+    """Return whether the sender follows the leader of `epoch`, so that it counts for check-quorum (630-12).
+
+    The request must name the metadata partition in that epoch, and no other cluster.
+    """
     return request.cluster_id in (None, cluster_id) and any(
         topic.name == CLUSTER_METADATA_TOPIC and part.partition == 0 and part.current_leader_epoch == epoch
         for topic in request.topics

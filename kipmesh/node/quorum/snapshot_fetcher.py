@@ -42,7 +42,7 @@ FAILED_PAUSE_S = 0.2
 
 
 class SnapshotFetchListener(Protocol):
-    """Receives the progress and the result of a transfer."""
+    """Receives the progress and the result of a snapshot transfer, in the event loop."""
 
     def snapshot_progressed(self) -> None:
         """Called for each response that shows that the leader is alive."""
