@@ -273,7 +273,8 @@ class Log:
     def assign_epoch(self, leader_epoch: int) -> None:
         """Start `leader_epoch` at the log end, when this replica becomes leader.
 
-        Raises StorageError if the log has failed, KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if it is closed.
+        Raises StorageError if the log has failed, KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if it is closed, ValueError
+        for a negative epoch.
         """
         self.check_usable()
         self.epochs.assign(leader_epoch, self.log_end_offset)

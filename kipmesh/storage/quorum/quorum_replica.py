@@ -195,8 +195,9 @@ class QuorumReplica:
     def change_log(self, effect: LogChange, now_ms: int) -> effects.LogChanged | effects.AppendRejected:
         """Append to or truncate the log. Return LogChanged, or AppendRejected with the error in `last_rejection`.
 
-        An append is rejected if the disk is full, or a batch is corrupt or too large. If some batches of a follower's
-        append were stored before that, the result is LogChanged. Raises StorageError if the log failed permanently.
+        An append is rejected if the disk is full, or a batch is corrupt or too large; a truncation if a full disk
+        prevents its checkpoint. If some batches of a follower's append were stored before that, the result is
+        LogChanged. Raises StorageError if the log failed permanently.
         """
         log = self.log
         end_before = log.log_end_offset
