@@ -155,9 +155,9 @@ class FaultyFileSystem:
     # -- FileSystem
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open a file.
+        """Open a file. Raises FileNotFoundError if it is missing, unless `create` is set.
 
-        Raises FileNotFoundError if it is missing and `create` is not set, ENOSPC if the disk is full.
+        Creating a file on a full disk raises OSError(ENOSPC).
         """
         with self.mutex:
             self.check("open", path)

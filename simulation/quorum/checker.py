@@ -223,7 +223,10 @@ class Checker:
     # -- the metadata
 
     def check_image(self, node: Host) -> None:
-        """Check that a node's image matches the committed state at its offset. Ignores images ahead of that."""
+        """Check that a node's image matches the committed state at its offset.
+
+        Ignores failed images and those ahead of the high watermark.
+        """
         end = node.applied_end
         if node.machine is None or node.image.failed or end > node.checked_high_watermark:
             return  # the image of an active controller is ahead of the high watermark
