@@ -279,7 +279,10 @@ class DataDirectories:
 
     @property
     def clean_epoch(self) -> int:
-        """Broker epoch of the last stop, if it was clean in every directory and all are online, else -1."""
+        """Broker epoch of the last stop, if it was clean in every directory, else -1.
+
+        Also -1 if a directory is offline, or if the markers have different epochs.
+        """
         epochs = {directory.clean_epoch if directory.is_online else None for directory in self._directories}
         epoch = epochs.pop() if len(epochs) == 1 else None
         return -1 if epoch is None else epoch
