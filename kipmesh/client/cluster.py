@@ -53,7 +53,7 @@ class Client:
         await self.close()
 
     async def start(self) -> None:
-        """Connect to the cluster. Raises KafkaError if no bootstrap server responds."""
+        """Connect to the cluster. Raises KafkaError if no bootstrap server responds in time."""
         raise NotImplementedError
 
     async def close(self) -> None:
@@ -106,7 +106,7 @@ class Cluster:
         self._request_timeout_s = config.request_timeout_ms / 1000
 
     async def start(self, timeout_s: float) -> None:
-        """Connect. Raises KafkaError if no bootstrap server responds within `timeout_s`."""
+        """Connect. Raises KafkaError(NETWORK_EXCEPTION) if no bootstrap server responds within `timeout_s`."""
         try:
             await self.metadata.start(timeout_s)
         except BaseException:

@@ -26,7 +26,7 @@ COORDINATOR_ERRORS = frozenset(
 
 
 class MemberIdentity(NamedTuple):
-    """The member that commits. The defaults denote a client without membership."""
+    """The group member that commits offsets. The defaults denote a client that is not a member."""
 
     generation_id: int = -1
     member_id: str = ""

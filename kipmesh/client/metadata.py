@@ -256,7 +256,7 @@ class Metadata:
     # -- requests
 
     def track(self, name: str) -> None:
-        """Keep this topic's metadata fresh, even while the topic does not exist."""
+        """Request this topic's metadata, and keep it fresh until `forget`, even while the topic does not exist."""
         self._entry(name).pinned = True
 
     def _entry(self, name: str) -> TopicEntry:
@@ -267,7 +267,7 @@ class Metadata:
         return entry
 
     def forget(self, name: str) -> None:
-        """Remove this topic's metadata and stop refreshing it."""
+        """Remove this topic's metadata and stop refreshing it. Does nothing for an unknown topic."""
         self._entries.pop(name, None)
 
     def forget_unknown(self, name: str) -> None:

@@ -39,7 +39,7 @@ class RecordMetadata(NamedTuple):
 
 
 class TimestampType(IntEnum):
-    """Whether the producer or the broker set a record's timestamp."""
+    """Whether the producer (CREATE_TIME) or the broker (LOG_APPEND_TIME) set a record's timestamp."""
 
     CREATE_TIME = 0
     LOG_APPEND_TIME = 1
@@ -115,7 +115,7 @@ class OffsetAndTimestamp(NamedTuple):
 
 
 class Node(NamedTuple):
-    """The id, address and rack of a broker."""
+    """The id, host, port and rack (None: no rack) of a broker."""
 
     node_id: int
     host: str
@@ -197,7 +197,7 @@ class ConfigResource(NamedTuple):
 
 
 class ConfigValue(NamedTuple):
-    """One configuration entry. `source` is a value of ConfigSource."""
+    """The value of one configuration key. `source`, a value of ConfigSource, says where the value is set."""
 
     name: str
     value: str | None

@@ -43,7 +43,7 @@ class DataLossError(RuntimeError):
 
 
 class TopicPartition(NamedTuple):
-    """A partition of a topic."""
+    """A topic name and a partition number."""
 
     topic: str
     partition: int

@@ -210,7 +210,7 @@ class Mode(Enum):
 
 
 class BoundKind(Enum):
-    """How an option specifies the start or end of a query."""
+    """How an option specifies the start or end of a query: by keyword, by offsets, by one timestamp or by several."""
 
     EARLIEST = "earliest"
     LATEST = "latest"

@@ -95,7 +95,7 @@ class _Executor:
 
 
 class KipmeshReader(_Executor, DataSourceReader):
-    """Reader of a batch query."""
+    """Reader of a batch query: plans tasks on the driver, reads records on executors."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options

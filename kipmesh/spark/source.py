@@ -35,7 +35,7 @@ class KipmeshDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name for `format(...)`."""
+        """Return `kipmesh`, the name for `format(...)`."""
         return "kipmesh"
 
     def schema(self) -> StructType:

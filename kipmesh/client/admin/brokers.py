@@ -37,7 +37,7 @@ class LogDirDescription(NamedTuple):
 
 
 class BrokerAdmin(AdminRequests):
-    """Requests of `AdminClient` to single brokers."""
+    """The part of `AdminClient` that sends requests to single brokers."""
 
     async def list_fetch_sessions(self, broker_id: int | None = None) -> list[BrokerSessions]:
         """Return the fetch sessions of one broker or (None) of all brokers.

@@ -48,7 +48,7 @@ class ScramCredentialInfo(NamedTuple):
 
 
 class CredentialAdmin(AdminRequests):
-    """Requests of `AdminClient` about users."""
+    """The part of `AdminClient` that manages SCRAM credentials of users."""
 
     async def describe_user_scram_credentials(
         self, users: Iterable[str] | None = None

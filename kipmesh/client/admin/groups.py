@@ -39,7 +39,7 @@ class GroupListing(NamedTuple):
 
 
 class GroupMemberDescription(NamedTuple):
-    """A member of a group."""
+    """A member of a group, as its coordinator describes it."""
 
     member_id: str
     group_instance_id: str | None
@@ -156,9 +156,9 @@ class GroupAdmin(AdminRequests):
         """Reset the offsets of an empty group in these partitions and return the new offsets.
 
         With `dry_run` nothing is committed. `to` decides whether `value` is an offset, a timestamp in ms or a number of
-        offsets. New offsets are limited to the log start and the high watermark. Raises KafkaError: UNKNOWN_MEMBER_ID if the group
-        has members (not with `dry_run`), UNKNOWN_TOPIC_OR_PARTITION, OFFSET_OUT_OF_RANGE for SHIFT_BY without a
-        committed offset.
+        offsets. New offsets are limited to the log start and the high watermark. Raises KafkaError: UNKNOWN_MEMBER_ID
+        if the group has members (not with `dry_run`), UNKNOWN_TOPIC_OR_PARTITION, OFFSET_OUT_OF_RANGE for SHIFT_BY
+        without a committed offset.
         """
         wanted = arguments.topic_partitions(partitions)
         arguments.check_integer("value", value, arguments.TIMESTAMP if to is ResetTo.TIMESTAMP else "int")

@@ -52,15 +52,15 @@ NewReplicas = Mapping[tuple[str, int], Sequence[int] | None]
 
 
 class ReassignmentAdmin(AdminRequests):
-    """Requests of `AdminClient` that move replicas and remove brokers."""
+    """The part of `AdminClient` that moves replicas and removes brokers. Methods raise KafkaError."""
 
     async def alter_partition_reassignments(self, targets: NewReplicas) -> dict[TopicPartition, KafkaError | None]:
         """Start or cancel partition reassignments and return by partition the error, or None if accepted.
 
         The replicas move afterwards; `wait_reassigned` waits for that. `targets` has the new replicas by partition, or
-        None to cancel. Errors: INVALID_REPLICA_ASSIGNMENT, UNKNOWN_TOPIC_OR_PARTITION, NO_REASSIGNMENT_IN_PROGRESS (cancel).
-        Sends several requests if there are many partitions. Raises KafkaError if the first request fails; if a later
-        one fails, the remaining partitions have its error.
+        None to cancel. Errors: INVALID_REPLICA_ASSIGNMENT, UNKNOWN_TOPIC_OR_PARTITION, NO_REASSIGNMENT_IN_PROGRESS for
+        a cancellation. Sends several requests if there are many partitions. Raises KafkaError if the first request
+        fails; if a later one fails, the remaining partitions have its error.
         """
         remaining = {
             arguments.topic_partition(key): None

@@ -119,7 +119,7 @@ class Chunk:
 
     @property
     def decodes_slowly(self) -> bool:
-        """Whether the next batch should be decoded on a thread."""
+        """Whether the next batch should be decoded on a thread, because it is compressed and large."""
         if self._records or self.exhausted:
             return False
         header = self.batches[self._index][1]
@@ -337,7 +337,7 @@ class SessionlessFetch:
             state.sessionless_fetch = self
 
     def cancel(self) -> list[PartitionState]:
-        """Cancel the request and return the partitions that still belong to it."""
+        """Cancel the request; detach and return the partitions that still belong to it."""
         if self.task is not None:
             self.task.cancel()
         return self.release()
@@ -397,7 +397,7 @@ class BrokerFetches:
     # -- partitions of this broker
 
     def add(self, state: PartitionState) -> None:
-        """Fetch the partition from this broker from now on."""
+        """Make this the broker that the partition is fetched from. Sends no request."""
         state.broker = self
         self.partitions += 1
         self.close_at_s = None

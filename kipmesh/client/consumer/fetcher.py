@@ -81,7 +81,7 @@ class Fetcher:
         self._truncations = 0
 
     def start(self) -> None:
-        """Start the fetcher's task."""
+        """Start the task that sends requests. Call it once."""
         self._task = asyncio.create_task(self._run(), name="kipmesh-consumer")
         self._task.add_done_callback(self._on_task_done)
 
@@ -137,7 +137,7 @@ class Fetcher:
         self.wake.set()
 
     def resume(self, state: PartitionState) -> None:
-        """Resume fetching and returning records of the partition."""
+        """Resume fetching and returning records of a paused partition, buffered records first."""
         state.paused = False
         self._shared.changed[state] = None
         if state.buffer:

@@ -83,7 +83,7 @@ class RebalanceListener:
 
 
 class _Joined(NamedTuple):
-    """Result of a join."""
+    """Result of a join: the generation and the assigned partitions (`owned`)."""
 
     generation_id: int
     owned: frozenset[TopicPartition]
@@ -309,7 +309,7 @@ class Membership:
         return ErrorCode.NONE, _Joined(response.generation_id, mine, committed)
 
     async def _assign(self, response: m.JoinGroupResponse) -> list[m.SyncGroupRequestAssignment]:
-        """Assign partitions to all members, as the leader of the group."""
+        """Return the assignments of all members, which this member decides as the leader of the group."""
         members = [
             GroupMember(one.member_id, one.group_instance_id, decode_subscription(one.metadata))
             for one in response.members

@@ -217,7 +217,7 @@ class PartitionQueue:
         return (next(self._orders),)
 
     def put_back(self, batch: Batch) -> None:
-        """Queue a batch for a retry, before all batches created after it."""
+        """Queue a batch for a retry, in its original position: before all batches created after it."""
         index = 0
         while index < len(self.batches) and self.batches[index].order < batch.order:
             index += 1
@@ -262,7 +262,7 @@ class BufferMemory:
         return future.done() and not future.cancelled()
 
     def release(self, size_bytes: int) -> None:
-        """Return reserved memory and serve waiters."""
+        """Free reserved memory and serve waiters."""
         self.free_bytes += size_bytes
         self._grant()
 
@@ -297,7 +297,7 @@ class StickyPartitioner:
     _bytes: int = 0
 
     def batch_closed(self, partition: int, size_bytes: int) -> None:
-        """Count the bytes of a batch that accepts no more records."""
+        """Count the bytes of a batch that accepts no more records, if it belongs to the current partition."""
         if partition == self.partition:
             self._bytes += size_bytes
 

@@ -25,7 +25,7 @@ class HasMetrics(Protocol):
     """A producer, asynchronous or blocking, whose metrics can be exported."""
 
     def metrics(self) -> Mapping[str, int | float]:
-        """Return the counters of `Producer.metrics`."""
+        """Return the metadata counters by name, as `Producer.metrics` does. Any thread may call it."""
 
 
 class ProducerCollector(Collector):

@@ -205,7 +205,10 @@ class Producer(Client):
         return delivery
 
     def has_metadata(self, topic: str, partition: int | None = None) -> bool:
-        """Whether `send` to the topic or partition would not wait for metadata."""
+        """Whether the metadata of the topic, and of the partition unless it is None, is cached.
+
+        If so, `send` does not wait for it.
+        """
         state = self._topics.get(topic)
         return state is not None and (partition is None or 0 <= partition < len(state.queues))
 

@@ -92,7 +92,7 @@ class Sender:
     # -- called by the producer
 
     def batch_opened(self, batch: Batch) -> None:
-        """Register a new open batch, to be sent after `linger.ms` at the latest."""
+        """Register a new open batch. It becomes ready to be sent after `linger.ms` at the latest."""
         self.incomplete[batch] = None
         queue = batch.queue
         if queue.sequences is None and self._config.enable_idempotence:
@@ -126,7 +126,7 @@ class Sender:
             await self._wait_finished(child)
 
     def discard(self, batch: Batch) -> None:
-        """Remove a new batch that stays empty because its first record is invalid."""
+        """Remove a new batch that stays empty because its first record is invalid, and release its memory."""
         self._remove(batch.queue, batch)
         self._complete(batch, None)
         self._memory.release(batch.reserved_bytes)
@@ -455,7 +455,7 @@ class Sender:
         return self._leader_epoch(queue) > queue.failed_epoch >= 0
 
     def _retry_or_fail(self, queue: PartitionQueue, batch: Batch, error: KafkaError) -> None:
-        """Split the batch if it is too large, queue it for a retry, or complete it."""
+        """Split a batch that the broker rejected as too large, queue it for a retry, or complete it, by `error`."""
         batch.attempts += 1
         verdict = Verdict.RETRY if error.retriable else Verdict.FAILED
         if queue.sequences is not None and batch.numbers is not None:
@@ -511,7 +511,7 @@ class Sender:
         batch.finish()
 
     def _split(self, queue: PartitionQueue, batch: Batch) -> None:
-        """Replace a batch that the broker rejected as too large by two batches."""
+        """Queue the records of a batch, which the broker rejected as too large, as two batches of half the records."""
         payload = batch.payload or b""
         records = read_batch(payload, 0, parse_header(payload))
         middle = len(records) // 2

@@ -64,7 +64,7 @@ class PreferredReplica:
         return node_id in self.view.replicas and node_id not in self.view.offline_replicas
 
     def is_in_sync(self, node_id: int) -> bool:
-        """Whether the node is in the ISR according to metadata."""
+        """Whether the node is in the partition's ISR according to cached metadata."""
         return node_id in self.view.isr
 
     def update(self, view: PartitionView) -> int:

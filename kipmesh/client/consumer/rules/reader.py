@@ -195,7 +195,7 @@ class PartitionReader:
         return self._pending is not None and self._pending.request_id == request_id
 
     def next(self, now_ms: int) -> t.Action:
-        """Return the action that the partition needs now. Changes no state."""
+        """Return the action that the partition needs now: a request to send, or what to wait for. Changes no state."""
         state = self.state
         if state is State.HALTED or state is State.DRAINING:
             return t.AWAIT_APPLICATION

@@ -54,7 +54,7 @@ class Cause(Enum):
 
 
 class Transition(NamedTuple):
-    """One row of the transition table."""
+    """A row of the transition table: in state `source`, `cause` leads to state `target`."""
 
     source: State
     cause: Cause
