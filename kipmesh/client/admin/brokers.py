@@ -90,7 +90,8 @@ class BrokerAdmin(AdminRequests):
     async def list_faults(self, broker_id: int | None = None) -> dict[int, list[m.InjectedFault]]:
         """Return the active injected faults by broker id, of one broker or (None) of all.
 
-        Raises KafkaError: POLICY_VIOLATION, BROKER_NOT_AVAILABLE as in `inject_fault`.
+        Raises KafkaError: POLICY_VIOLATION if `fault.injection.enable` is false, BROKER_NOT_AVAILABLE if a broker
+        is not in the cluster or does not respond.
         """
         responses = await self._all_of(m.ListFaultsRequest(), broker_id)
         return {node_id: list(response.faults) for node_id, response in responses.items()}
@@ -98,7 +99,8 @@ class BrokerAdmin(AdminRequests):
     async def clear_faults(self, broker_id: int | None = None) -> dict[int, int]:
         """Remove all injected faults of one broker or (None) of all, and return their number by broker id.
 
-        Raises KafkaError: POLICY_VIOLATION, BROKER_NOT_AVAILABLE as in `inject_fault`.
+        Raises KafkaError: POLICY_VIOLATION if `fault.injection.enable` is false, BROKER_NOT_AVAILABLE if a broker
+        is not in the cluster or does not respond.
         """
         responses = await self._all_of(m.ClearFaultsRequest(), broker_id)
         return {node_id: response.cleared for node_id, response in responses.items()}

@@ -129,7 +129,8 @@ class ReassignmentAdmin(AdminRequests):
     async def wait_reassigned(self, partitions: Iterable[tuple[str, int]], on_progress: OnMoved | None = None) -> None:
         """Wait without a time limit until no reassignment of these partitions is running.
 
-        `on_progress` is called at each check with the number of finished partitions and the total.
+        `on_progress` is called at each check with the numbers of finished and of all partitions. Raises
+        KafkaError.
         """
         wanted = arguments.topic_partitions(partitions)
         while True:

@@ -202,7 +202,8 @@ class Stream:
     async def batches(self) -> AsyncGenerator[Sequence[ConsumerRecord], None]:
         """Yield lists of records, and `()` after each `stream.heartbeat.interval.ms` without a record.
 
-        Ends when a limit or the end offset is reached, or the service stops; `end` has the reason. Raises KafkaError.
+        Ends when a limit or the end offset is reached, or the service stops. The attribute `end`
+        then has the reason. Raises KafkaError.
         """
         heartbeat_s = self._streams.config.stream_heartbeat_interval_ms / 1000
         limit_s = self.request.timeout_ms / 1000 if self.request.timeout_ms is not None else None
@@ -245,7 +246,7 @@ class Stream:
     async def close(self, end: End | None = None) -> None:
         """Close the consumer and release the slot. Idempotent, and ignores errors of the consumer.
 
-        `end` becomes the reason if the stream does not have one yet.
+        `end` is stored as the reason for the end of the stream, unless a reason is stored already.
         """
         consumer, self._consumer = self._consumer, None
         if consumer is None:
