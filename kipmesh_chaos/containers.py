@@ -40,7 +40,7 @@ CALLS_TIMEOUT_S = HEALTHY_TIMEOUT_S + STOP_TIMEOUT_S
 
 
 class EngineError(ChaosError):
-    """Docker is not available or refused a request. The text is one line."""
+    """Docker is unavailable or refused a request. The message is one line."""
 
 
 @contextmanager
@@ -55,7 +55,8 @@ def _engine_errors() -> Iterator[None]:
 
 
 def connect() -> APIClient:
-    """Connect to the engine of DOCKER_HOST or the current Docker context. Raises ChaosError.
+    """Connect to the Docker engine of DOCKER_HOST, by default the local one. Raises ChaosError if the package docker is
+    missing, EngineError if the client cannot be created.
 
     The client may be used by several threads.
     """
@@ -69,7 +70,9 @@ def connect() -> APIClient:
 
 @dataclass(frozen=True, slots=True)
 class ContainerNode:
-    """A container as a node; `pid` is the host's process id, None while it is not running."""
+    """A container as a node. `pid` is the host's process id, None after a kill or stop. `grpc` is `host:port` for
+    clients, None if the container publishes no port. `dir` is the directory for copied logs.
+    """
 
     name: str
     node_id: int | None
@@ -81,7 +84,7 @@ class ContainerNode:
 
 
 class ContainerCluster:
-    """Containers of one docker-compose project. Thread-safe; `destroy` waits for other calls.
+    """The containers of one docker-compose project as a target cluster. Thread-safe; `destroy` waits for other calls.
 
     Args: directory: directory for copied logs; topic: topic of the run; inside: whether the run is inside the
     containers' network and does not need published ports; client: client configuration besides the addresses, such as
@@ -111,7 +114,7 @@ class ContainerCluster:
         """Networks of disconnected containers, with their aliases there."""
 
     def unsupported_reason(self, fault: Fault) -> str | None:
-        """Return why containers do not support a fault, or None if they do."""
+        """Return the reason why containers do not support a fault, or None if they do."""
         if not isinstance(fault, Kill | Pause | Restart | Cut):
             return "containers support only kill, restart, pause and cut"
         if isinstance(fault, Cut) and not fault.is_total:
@@ -121,7 +124,7 @@ class ContainerCluster:
     def up(self) -> None:
         """Find the containers, wait until they are healthy and delete the topic of an earlier run.
 
-        Raises ChaosError.
+        Raises ChaosError if there are no containers, one is not healthy within 120 s, or Docker or the deletion fails.
         """
         found = {}
         with _engine_errors():
@@ -138,21 +141,25 @@ class ContainerCluster:
         self._delete_topic()
 
     def nodes(self) -> Sequence[ContainerNode]:
-        """Return all nodes, in the state that this object left them in."""
+        """Return all nodes. Their `pid` reflects the last call of this object, not the current state of the
+        container.
+        """
         with self._lock:
             return list(self._nodes.values())
 
     def is_running(self, name: str) -> bool:
-        """Whether a container is running, paused or not. Raises EngineError."""
+        """Whether Docker reports a container as running, which includes paused ones. Raises EngineError."""
         return bool(self._inspect(name)["State"]["Running"])
 
     def kill(self, name: str) -> None:
-        """Send SIGKILL to a container. Raises EngineError."""
+        """Send SIGKILL to a container. Raises EngineError, also if it is not running."""
         self._call(self._engine.kill, name)
         self._set_pid(name, None)
 
     def stop(self, name: str) -> None:
-        """Send SIGTERM to a container and wait. Raises ChaosError if the exit code is not 0."""
+        """Send SIGTERM to a container and wait for its end; SIGKILL after 40 s. Raises ChaosError if the exit code is
+        not 0, EngineError.
+        """
         self._call(self._engine.stop, name, timeout=STOP_TIMEOUT_S)
         self._set_pid(name, None)
         code = self._inspect(name)["State"]["ExitCode"]
@@ -160,7 +167,7 @@ class ContainerCluster:
             raise ChaosError(f"{name} must exit with 0 on SIGTERM, got {code}")
 
     def start(self, name: str) -> None:
-        """Start a container and wait until it is healthy. Raises ChaosError."""
+        """Start a container and wait until it is healthy. Raises ChaosError if it is not within 120 s, EngineError."""
         self._call(self._engine.start, name)
         self._wait_healthy(name)
 
@@ -173,7 +180,9 @@ class ContainerCluster:
         self._call(self._engine.unpause, name)
 
     def disconnect(self, name: str) -> None:
-        """Disconnect a container from all its networks. Raises EngineError."""
+        """Disconnect a container from all its networks and remember its aliases there for `reconnect`. Raises
+        EngineError.
+        """
         networks = self._inspect(name)["NetworkSettings"]["Networks"]
         aliases = {one["NetworkID"]: [*(one.get("Aliases") or []), name] for one in networks.values()}
         with self._lock:
@@ -182,7 +191,8 @@ class ContainerCluster:
             self._call(self._engine.disconnect_container_from_network, name, network, force=True)
 
     def reconnect(self, name: str) -> None:
-        """Reconnect a container to its networks under its aliases; idempotent, also after an error.
+        """Reconnect a container to the networks that `disconnect` removed, under its aliases. Does nothing if there are
+        none, so it can be repeated after an error.
 
         Raises EngineError.
         """
@@ -199,7 +209,11 @@ class ContainerCluster:
             self._networks.pop(name, None)
 
     def down(self) -> None:
-        """Stop all containers, brokers before controllers, and copy the logs of the topic. Raises ChaosError."""
+        """Reconnect, resume and stop all containers, brokers before controllers, then copy the brokers' logs of the
+        topic.
+
+        Raises ChaosError if an exit code is not 0 or `destroy` was called, EngineError.
+        """
         order = sorted(self.nodes(), key=is_controller)
         for node in order:
             with self.calls.under_way():
@@ -212,7 +226,11 @@ class ContainerCluster:
                 self._copy_logs(node)
 
     def destroy(self) -> None:
-        """Undo all faults and start all containers; idempotent. Raises ChaosError after it has tried each."""
+        """Refuse further calls, undo all faults and start all containers; idempotent. Does not wait until they are
+        healthy.
+
+        Raises ChaosError after it has tried each container.
+        """
         have_ended = self.calls.end(CALLS_TIMEOUT_S)
         errors = [] if have_ended else [f"a fault was still in progress after {CALLS_TIMEOUT_S:g} s and may remain"]
         for node in self.nodes():
@@ -256,7 +274,7 @@ class ContainerCluster:
         return f"{bound[0]['HostIp'] or '127.0.0.1'}:{bound[0]['HostPort']}" if bound else None
 
     def _delete_topic(self) -> None:
-        """Delete the topic that an earlier run left."""
+        """Delete the topic that an earlier run left, if it exists. Raises ChaosError."""
         from kipmesh.client.sync import AdminClient
         from kipmesh.core.errors import ErrorCode, KafkaError
 
@@ -302,7 +320,9 @@ class ContainerCluster:
         return self._call(self._engine.inspect_container, name)
 
     def _call(self, method: Callable[..., Any], name: str, *args: object, **kwargs: object) -> Any:
-        """Call a method of the engine whose first argument is a container."""
+        """Call a method of the engine whose first argument is a container, given its node's name. Raises
+        EngineError.
+        """
         with self._lock:
             container = self._nodes[name].container
         with _engine_errors():
@@ -310,7 +330,9 @@ class ContainerCluster:
 
 
 def _files_of_topic(archive: tarfile.TarFile, topic: str) -> Iterator[tuple[Path, IO[bytes]]]:
-    """Yield the files `data/TOPIC-N/...` of an archive, one at a time."""
+    """Yield (path, content) of each regular file `data/TOPIC-N/...` of an archive. Read the content before the next
+    one.
+    """
     for member in archive:
         path = Path(member.name)
         is_plain = member.isreg() and not path.is_absolute() and ".." not in path.parts
@@ -322,7 +344,9 @@ def _files_of_topic(archive: tarfile.TarFile, topic: str) -> Iterator[tuple[Path
 def maker(
     project: str, topic: str, *, inside: bool, client: Mapping[str, str]
 ) -> Callable[[Path, object, object], ContainerCluster]:
-    """Return the function with which `runner.run_once` creates its cluster. See `ContainerCluster` for arguments."""
+    """Return the function with which `runner.run_once` creates a `ContainerCluster` with these arguments. The function
+    connects to Docker: it raises ChaosError.
+    """
 
     def make(directory: Path, _part: object, _hook: object) -> ContainerCluster:
         return ContainerCluster(connect(), project, directory, topic, inside=inside, client=client)

@@ -34,11 +34,13 @@ _COMMAND_TIMEOUT_S = 10
 
 
 class NotPossibleError(ChaosError):
-    """The machine cannot run this experiment, which is skipped."""
+    """The machine or the cluster cannot run this experiment, which is then skipped."""
 
 
 def _run(command: Sequence[str], purpose: str) -> None:
-    """Run a command with a timeout. Raises NotPossibleError with `purpose` and the command's error."""
+    """Run a command with a timeout of 10 s. Raises NotPossibleError with `purpose` and the command's error
+    if it fails.
+    """
     try:
         done = subprocess.run(  # noqa: S603 - found by name, fixed arguments
             command, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=False
@@ -50,7 +52,10 @@ def _run(command: Sequence[str], purpose: str) -> None:
 
 
 def enter_namespace(command: Sequence[str]) -> None:
-    """Replace this process by `command` in a new mount namespace. Returns if it is in one. Raises NotPossibleError."""
+    """Replace this process by `command` in a new mount namespace. Returns only if the process is already in one.
+
+    Raises NotPossibleError without Linux, unshare, mount or the permission.
+    """
     if os.environ.get(NAMESPACE_VARIABLE):
         return
     if not sys.platform.startswith("linux"):
@@ -64,7 +69,9 @@ def enter_namespace(command: Sequence[str]) -> None:
 
 
 def mount(directory: Path, *, mebibytes: int = DISK_MIB) -> None:
-    """Mount a tmpfs on a directory, which is created if necessary. Raises NotPossibleError."""
+    """Mount a tmpfs of this size on a directory, which is created if necessary. Raises NotPossibleError outside the
+    run's mount namespace or if the command fails.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     mounting = shutil.which("mount")
     if not os.environ.get(NAMESPACE_VARIABLE) or mounting is None:
@@ -74,16 +81,18 @@ def mount(directory: Path, *, mebibytes: int = DISK_MIB) -> None:
 
 
 def unmount(directory: Path) -> None:
-    """Unmount a directory's tmpfs and discard its files. Does nothing if there is no mount."""
+    """Unmount a directory's tmpfs and discard its files. Does nothing if there is no mount; a failed unmount is
+    ignored.
+    """
     command = shutil.which("umount")
     if command is not None and directory.is_mount():
         subprocess.run([command, "-l", str(directory)], capture_output=True, timeout=_COMMAND_TIMEOUT_S, check=False)  # noqa: S603
 
 
 def fail(directory: Path) -> None:
-    """Make a disk that `mount` created fail. New opens fail, open files remain usable.
+    """Make the disk at a mount point fail. New opens of its files fail, open files remain usable.
 
-    The content is kept aside for `repair`. Raises ChaosError if it is not a mount point, NotPossibleError.
+    The content is kept aside for `repair`. Raises ChaosError if the directory is not a mount point, NotPossibleError.
     """
     aside = _aside(directory)
     aside.mkdir(exist_ok=True)
@@ -93,7 +102,9 @@ def fail(directory: Path) -> None:
 
 
 def repair(directory: Path) -> None:
-    """Restore a failed disk with its content; idempotent. Raises NotPossibleError."""
+    """Restore a disk that `fail` has failed, with its content. Does nothing for another disk. Raises
+    NotPossibleError.
+    """
     if _aside(directory).is_mount():
         unmount(directory)
         _run(["mount", "--move", str(_aside(directory)), str(directory)], f"cannot repair {directory}")
@@ -109,7 +120,9 @@ def _aside(directory: Path) -> Path:
 
 
 def fill(directory: Path) -> None:
-    """Use up every free byte of a disk that `mount` created. Raises ChaosError if it is not such a disk."""
+    """Use up the free bytes of the disk at a mount point with a filler file. Raises ChaosError if the directory is not
+    a mount point.
+    """
     _check_is_mount(directory)
     size = 1 << 20
     with (directory / FILLER).open("wb", buffering=0) as output:
@@ -122,14 +135,15 @@ def fill(directory: Path) -> None:
 
 
 def empty(directory: Path) -> None:
-    """Delete the filler file; idempotent."""
+    """Delete the filler file of `fill`; idempotent."""
     (directory / FILLER).unlink(missing_ok=True)
 
 
 def unsynced(data: Path, topic: str, partition: int) -> tuple[Path, int, int] | None:
-    """Return the last segment of a stopped broker's partition, the position of its unsynced bytes and its size.
+    """Return (file, position, size): the last segment of a stopped broker's partition, the start of its first unsynced
+    batch and its size in bytes.
 
-    None if all bytes are synced.
+    None if all its bytes are synced or there is no segment. Without a recovery point all are unsynced.
     """
     segments = sorted((data / f"{topic}-{partition}").glob("*.log"))
     if not segments:
@@ -150,7 +164,9 @@ def unsynced(data: Path, topic: str, partition: int) -> tuple[Path, int, int] | 
 
 
 def tear(data: Path, topic: str, partition: int, source: random.Random) -> str | None:
-    """Cut off part of a partition's unsynced bytes. Returns a description, or None if there are none."""
+    """Cut off a random part of a partition's unsynced bytes, at most 64 KiB. Returns a description, or None if there
+    are no unsynced bytes.
+    """
     found = unsynced(data, topic, partition)
     if found is None:
         return None
@@ -161,7 +177,9 @@ def tear(data: Path, topic: str, partition: int, source: random.Random) -> str |
 
 
 def flip(data: Path, topic: str, partition: int, source: random.Random) -> str | None:
-    """Flip one bit of a partition's unsynced bytes. Returns a description, or None if there are none."""
+    """Flip one random bit of a partition's unsynced bytes. Returns a description, or None if there are no unsynced
+    bytes.
+    """
     found = unsynced(data, topic, partition)
     if found is None:
         return None

@@ -26,7 +26,8 @@ Batch = tuple[BatchHeader, list[tuple[int, str]]]
 
 
 async def final_read(clients: RunClients, partitions: int, timeout_s: float) -> dict[int, int]:
-    """Record all records up to the end offsets; return these by partition.
+    """Read all partitions with a new consumer up to their current end offsets and record the results. Returns the end
+    offset of each partition; empty if these are unavailable.
 
     Stops after `timeout_s` without progress or at a client error and records NotRecovered.
     """
@@ -57,7 +58,9 @@ async def final_read(clients: RunClients, partitions: int, timeout_s: float) -> 
 
 
 def record_ends(recorder: Recorder, ends: Mapping[int, int], partitions: Mapping[int, PartitionView]) -> None:
-    """Record the high watermark, replicas and ISR of each partition."""
+    """Record an End event for each partition in `ends` whose state is known: end offset as high watermark, replicas and
+    ISR.
+    """
     for partition, end in ends.items():
         state = partitions.get(partition)
         if state is not None:
@@ -65,7 +68,9 @@ def record_ends(recorder: Recorder, ends: Mapping[int, int], partitions: Mapping
 
 
 def record_stopped(recorder: Recorder, brokers: Mapping[int | None, Path], topic: str) -> None:
-    """Record the logs of stopped brokers, by node id and log directory. Blocking."""
+    """Record the logs of stopped brokers, given the data directory by node id. An unreadable log becomes a note.
+    Blocks.
+    """
     for node_id, data in brokers.items():
         for directory in sorted(data.glob(f"{topic}-*")):
             partition = directory.name.rpartition("-")[2]
@@ -76,9 +81,10 @@ def record_stopped(recorder: Recorder, brokers: Mapping[int | None, Path], topic
 async def record_served(
     clients: RunClients, addresses: Mapping[int | None, str], ends: Mapping[int, int], timeout_s: float
 ) -> None:
-    """Record what each replica of a running cluster serves below the high watermark. Raises KafkaError.
+    """Record for each replica of a running cluster the batches that it serves below the end offset.
 
-    A replica that does not serve everything within `timeout_s` gets a note.
+    Args: addresses: brokers by node id; ends: end offsets by partition; timeout_s: limit per replica. A replica that
+    does not serve everything gets a note. Raises KafkaError if the topic cannot be described.
     """
     async with AdminClient(",".join(addresses.values()), **clients.config) as admin:
         (topic,) = await admin.describe_topics([clients.topic])
@@ -99,7 +105,9 @@ async def record_served(
 
 
 async def _read_to(broker: Connection, topic: TopicMetadata, partition: int, end: int, found: list[Batch]) -> None:
-    """Append all batches below `end`, from plain fetches from one replica. Raises KafkaError, TransportError."""
+    """Append to `found` all batches below `end`, from fetches from one replica. Waits for missing ones without a limit.
+    Raises KafkaError, TransportError.
+    """
     cursor = 0
     while cursor < end:
         partitions = [m.FetchPartition(partition, -1, cursor, partition_max_bytes=SERVED_BYTES)]

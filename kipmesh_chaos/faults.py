@@ -52,7 +52,9 @@ class PartitionView(NamedTuple):
 
 
 class View(NamedTuple):
-    """Observed state of the cluster. -1: no active controller, or no known group coordinator."""
+    """Observed state of the cluster: nodes, partitions of the topic, and node ids of the active controller and of the
+    group coordinator, -1 if unknown.
+    """
 
     nodes: Sequence[Node]
     partitions: Mapping[int, PartitionView]
@@ -61,11 +63,14 @@ class View(NamedTuple):
 
 
 class NoTargetError(ChaosError):
-    """No node matches the target at present, for example because the partition has no leader."""
+    """No node, or no running one, matches the target at present, for example because the partition has no leader."""
 
 
 def resolve(target: str, view: View, source: random.Random) -> list[Node]:
-    """Return the nodes that a target selects. Raises NoTargetError."""
+    """Return the nodes that a target selects: one, chosen by `source` if several match, or all for a target `all:...`.
+
+    Running or not. Raises NoTargetError if none matches.
+    """
     role, _, selector = target.partition(":")
     name = target
 
@@ -103,18 +108,20 @@ def resolve(target: str, view: View, source: random.Random) -> list[Node]:
 
 
 class ClusterObserver(Protocol):
-    """Source of the cluster's observed state: see `observer`."""
+    """Source of the cluster's observed state, such as `observer.Observer`."""
 
     async def view(self) -> View:
-        """Return the current state."""
+        """Observe the cluster and return its current state."""
 
     @property
     def partitions(self) -> Mapping[int, object]:
-        """Partitions of the topic."""
+        """Partitions of the topic by number, as last observed."""
 
 
 class Hooks:
-    """Changes how nodes start, as the faults need: through links, on a second log directory, with a skewable clock."""
+    """A `Hook` that changes how nodes start, as the experiment's faults need: through links, with a second log
+    directory, with a skewable clock.
+    """
 
     def __init__(self, experiment: Experiment, network: Network | None) -> None:
         self._network = network
@@ -122,7 +129,7 @@ class Hooks:
         self._second_log_dir = experiment.has(e.FailedLogDir)
 
     def properties(self, state: Any, node: Any) -> Mapping[str, str]:
-        """Return configuration that overrides the cluster's."""
+        """Return configuration properties of a node that override those of the cluster; empty if no fault needs any."""
         found = {} if self._network is None else dict(self._network.properties(state.nodes, node))
         if self._second_log_dir and is_broker(node):
             found["log.dirs"] = f"{log_dir(node)},{second_log_dir(node)}"
@@ -131,7 +138,9 @@ class Hooks:
         return found
 
     def command(self, node: Any, command: list[str]) -> list[str]:
-        """Return the command `python -m MODULE ...`, under a skewable clock if faults need it."""
+        """Return the command to start a node. If the experiment has clock jumps, `python -m MODULE ...` runs under a
+        skewable clock, otherwise it is unchanged.
+        """
         if not self._clocks:
             return command
         file = clock_file(node)
@@ -142,28 +151,30 @@ class Hooks:
 
 
 def clock_file(node: Node) -> Path:
-    """Return the file with the offset of a node's clock."""
+    """Return the path of the file with the offset of a node's clock."""
     return Path(node.dir) / CLOCK_FILE
 
 
 def log_dir(node: Node) -> Path:
-    """Return a node's log directory."""
+    """Return the path of a node's first log directory."""
     return Path(node.dir) / "data"
 
 
 def second_log_dir(node: Node) -> Path:
-    """Return a broker's second log directory, which exists if faults need it."""
+    """Return the path of a broker's second log directory. It is in use only if the experiment has the fault
+    `FailedLogDir`.
+    """
     return Path(node.dir) / "data-2"
 
 
 def _count_offline_lines(node: Node) -> int:
-    """Count how often the broker has logged a failed log directory."""
+    """Return how often the node has logged a failed log directory."""
     return (Path(node.dir) / "node.log").read_text().count(OFFLINE_LINE)
 
 
 @dataclass(eq=False)
 class Injector:
-    """Injects the faults of one run. Belongs to one event loop; blocking calls run in threads."""
+    """Injects the faults of one run and undoes them. Belongs to one event loop; blocking calls run in threads."""
 
     cluster: TargetCluster
     net: Network | None
@@ -180,13 +191,15 @@ class Injector:
         """Set to undo all faults immediately."""
 
     def starts(self, name: str) -> int:
-        """Return how often a node was started or stopped. A different number means a different process."""
+        """Return how often this object has started or stopped a node. A changed number means a different process."""
         return self._starts[name]
 
     async def run(self, fault: Fault, for_s: float) -> None:
-        """Inject one fault for `for_s` seconds, then undo it. Raises ChaosError if the cluster does not support it.
+        """Inject one fault for `for_s` seconds or until `stop` is set, then undo it.
 
-        Waits up to `TARGET_TIMEOUT_S` for a running target. Without one, the fault is skipped with a note.
+        Waits up to `TARGET_TIMEOUT_S` for a running target. Without one, the fault is skipped with a note. A node that
+        does not start again is recorded as NotRecovered. Raises ChaosError if the cluster does not support the fault,
+        and errors of the cluster.
         """
         nodes = await self._targets(fault)
         if not nodes:
@@ -201,7 +214,9 @@ class Injector:
         self.recorder.add(FaultEnded(self.recorder.now, number))
 
     async def undo_all(self) -> None:
-        """Undo all remaining faults and start all stopped nodes."""
+        """Undo all remaining network faults and faults of a remote cluster, and start all stopped nodes. A node that
+        does not start is recorded as NotRecovered.
+        """
         if self.net is not None:
             self.net.heal_all()
         if self._remote is not None:
@@ -217,7 +232,9 @@ class Injector:
                 await self.stop.wait()
 
     async def _targets(self, fault: Fault) -> list[Node]:
-        """Return the running nodes that a fault selects; empty after `TARGET_TIMEOUT_S`."""
+        """Return the running nodes that a fault selects. Empty, with a note, after `TARGET_TIMEOUT_S` or once `stop` is
+        set.
+        """
         deadline = asyncio.get_running_loop().time() + TARGET_TIMEOUT_S
         while True:
             try:
@@ -232,7 +249,7 @@ class Injector:
             await self._sleep(TARGET_RETRY_S)
 
     async def _do(self, number: int, fault: Fault, nodes: Sequence[Node]) -> Callable[[], Any]:
-        """Begin a fault; return the function that undoes it."""
+        """Begin a fault; return the function that undoes it. Raises ChaosError if the cluster does not support it."""
         names = [node.name for node in nodes]
         cluster, remote = self.cluster, self._remote
         log_dirs = [log_dir(node) for node in nodes]
@@ -273,7 +290,7 @@ class Injector:
                 raise ChaosError(f"this cluster does not support the fault {fault.kind}")
 
     async def _each(self, do: Callable[[T], object], places: Sequence[T]) -> None:
-        """Call `do` for all places concurrently."""
+        """Call `do` for all places concurrently in threads. Raises the first error."""
         await asyncio.gather(*(self.cluster.calls.run(do, place) for place in places))
 
     async def _stop(self, names: Sequence[str], how: Callable[[str], object]) -> None:
@@ -281,7 +298,9 @@ class Injector:
         await self._each(how, names)
 
     async def _start(self, nodes: Sequence[Node]) -> None:
-        """Start controllers before brokers, which wait for them."""
+        """Start controllers before brokers, which wait for them. A node that does not start is recorded as
+        NotRecovered.
+        """
         for node in sorted(nodes, key=lambda node: not is_controller(node)):
             try:
                 await self.cluster.calls.run(self.cluster.start, node.name)
@@ -291,7 +310,9 @@ class Injector:
             self._starts[node.name] += 1
 
     async def _repair_disks(self, nodes: Sequence[Node], offline_lines: Sequence[int]) -> None:
-        """Check that brokers kept running without the directory, then restart them with it."""
+        """Restart brokers with the repaired second log directory. Records NotRecovered for each that has ended or has
+        not noticed the failure.
+        """
         for node, before in zip(nodes, offline_lines, strict=True):
             if _count_offline_lines(node) == before or not self.cluster.is_running(node.name):
                 text = f"{node.name} did not keep running without its failed log directory"
@@ -301,7 +322,9 @@ class Injector:
         await self._start(nodes)
 
     async def _damage(self, fault: e.TornTail | e.BitFlip, nodes: Sequence[Node]) -> None:
-        """Damage the log of the partition that the target names, or of each partition."""
+        """Damage the log of the partition that the target names, or of each partition, on each node. Notes what was
+        damaged.
+        """
         selector = fault.target.partition(":")[2]
         partitions = [int(selector)] if selector.isdigit() else sorted(self.observer.partitions)
         damage = disk.tear if isinstance(fault, e.TornTail) else disk.flip

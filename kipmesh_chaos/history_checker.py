@@ -26,7 +26,9 @@ FINDINGS_MAX = 20
 
 
 class Window(NamedTuple):
-    """Time of a fault in seconds. `until` is None while it lasts, `settle_s` is None unless it halts progress."""
+    """Time of a fault in seconds since the start of the run. `until` is None while it lasts. `settle_s` is None unless
+    the fault halts progress.
+    """
 
     since: float
     until: float | None
@@ -34,19 +36,21 @@ class Window(NamedTuple):
 
     @property
     def end(self) -> float:
-        """End of the time without progress limits."""
+        """End of the fault plus `settle_s`; infinity while the fault lasts."""
         return float("inf") if self.until is None else self.until + (self.settle_s or 0.0)
 
 
 class Acknowledged(NamedTuple):
-    """Time and offset of an acknowledged write."""
+    """Time in seconds since the start of the run, and offset, of an acknowledged write."""
 
     t: float
     offset: int
 
 
 class Delay(NamedTuple):
-    """Longest time from an acknowledgement, at `t`, to a read. `offset_unread` is set if that offset was never read."""
+    """Longest time in seconds from the acknowledgement of a write, at `t`, to its read. `offset_unread` is the offset
+    if it was never read, else None.
+    """
 
     delay_s: float
     t: float
@@ -61,7 +65,7 @@ class Progress:
         self._read: dict[tuple[str, int], dict[int, float]] = {}
 
     def acknowledged(self, partition: int, one: Acknowledged) -> None:
-        """Record an acknowledged write."""
+        """Record an acknowledged write to a partition."""
         self._acknowledged.setdefault(partition, []).append(one)
 
     def read(self, reader: str, partition: int, t: float, offsets: Iterable[int]) -> None:
@@ -73,9 +77,10 @@ class Progress:
     def write_gaps(
         self, partitions: Iterable[int], since: float, until: float, windows: Sequence[Window]
     ) -> list[tuple[float, float]]:
-        """Return (longest gap in s, its start) between `since` and `until` for each partition.
+        """Return for each partition (longest time in s without an acknowledged write, its start) between `since` and
+        `until`.
 
-        Halting windows do not count.
+        Time in halting windows does not count: a gap ends there and another one begins after it.
         """
         halts = _merged([(one.since, one.end) for one in windows if one.settle_s is not None])
         found = []
@@ -96,10 +101,10 @@ class Progress:
         windows: Sequence[Window],
         end: float,
     ) -> list[tuple[str, int, Delay]]:
-        """Return (consumer, partition, longest delay) of writes acknowledged after `since`.
+        """Return (consumer, partition, longest delay) for each pair, of writes acknowledged after `since`.
 
-        Halting windows do not count. An offset that was never read counts as a delay until `end`, also if it was
-        acknowledged before `since`.
+        Time in halting windows does not count. An offset that was never read counts as a delay until `end`, also if it
+        was acknowledged before `since`.
         """
         halts = _merged([(one.since, one.end) for one in windows if one.settle_s is not None])
         found = []
@@ -132,7 +137,7 @@ def _merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _without(since: float, until: float, halts: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the parts of a span outside the halting windows."""
+    """Return the parts of a span outside the halting windows, which are sorted and disjoint."""
     left = []
     for begin, end in halts:
         if end <= since:
@@ -148,7 +153,9 @@ def _without(since: float, until: float, halts: Sequence[tuple[float, float]]) -
 
 
 class Finding(NamedTuple):
-    """One anomaly. `t` is the time in the run at which it was detected."""
+    """One anomaly. `t` is the time in seconds since the start of the run at which it was detected, `partition` is -1
+    for none.
+    """
 
     kind: Kind
     t: float
@@ -157,7 +164,10 @@ class Finding(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """Counts of a history, and durations in seconds."""
+    """Counts of a history, and durations in seconds.
+
+    `invoked`, `acknowledged`, `failed` and `unknown` count writes, `faults` injected faults.
+    """
 
     invoked: int = 0
     acknowledged: int = 0
@@ -179,7 +189,9 @@ class Figures(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Result of a check: at most FINDINGS_MAX findings of each kind, their counts by kind, and figures."""
+    """Result of a check: at most FINDINGS_MAX findings of each kind, the number of all findings by kind,
+    and figures.
+    """
 
     findings: tuple[Finding, ...]
     counts: dict[str, int]
@@ -210,11 +222,14 @@ class _Replica:
     batches: dict[int, tuple[int, int, int]] = field(default_factory=dict)
 
     def batches_within(self, start: int, end: int) -> dict[int, tuple[int, int, int]]:
+        """Return the batches that end at or above `start` and begin below `end`: (last offset, CRC, epoch) by base
+        offset.
+        """
         return {base: batch for base, batch in self.batches.items() if batch[0] >= start and base < end}
 
 
 class Checker:
-    """Checks a history event by event: call `add` for each event, then `verdict`."""
+    """Checks a history event by event: call `add` for each event in order, then `verdict` once."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
@@ -241,7 +256,7 @@ class Checker:
         self._last_t = 0.0
 
     def add(self, event: Event) -> None:
-        """Check the next event."""
+        """Process the next event and check what it determines. Findings are kept for `verdict`."""
         self._last_t = max(self._last_t, event.t)
         match event:
             case h.Invoke():
@@ -280,7 +295,7 @@ class Checker:
                 self._found(Kind.NOT_RECOVERED, event.t, event.text)
 
     def verdict(self) -> Verdict:
-        """Check the final state and return the result. Call once, after the last event."""
+        """Check the final state and return the result of the whole check. Call once, after the last event."""
         if self._begin is None:
             self._found(Kind.INCOMPLETE, self._last_t, "the history has no event `begin`")
         if Phase.END not in self._phases:
@@ -451,7 +466,9 @@ class Checker:
         self._check_batches(end, {replica: one for replica, one in dumped.items() if replica in end.isr})
 
     def _check_once_in_order(self, partition: int, values: dict[int, str]) -> None:
-        """Check that idempotent producers wrote no record twice and that each producer's records are in order."""
+        """Check a partition's records, by offset, for records that were written twice, and for records of one producer
+        out of order.
+        """
         first: dict[str, int] = {}
         last: dict[str, tuple[int, int]] = {}
         for offset in sorted(values):
@@ -493,7 +510,9 @@ class Checker:
                     self._found(Kind.REPLICAS, self._last_t, text, end.partition)
 
     def _check_batches(self, end: h.End, replicas: dict[int, _Replica]) -> None:
-        """Check that offsets, CRCs and leader epochs of batches are equal in all in-sync replicas."""
+        """Check that the batches of all in-sync replicas below the high watermark have equal offsets, CRCs and leader
+        epochs.
+        """
         if len(replicas) < 2:
             return
         first, *others = sorted(replicas)
@@ -523,7 +542,9 @@ class Checker:
                 self._found(Kind.LOST, ok.t, text, partition)
 
     def _check_progress(self) -> tuple[float, float]:
-        """Check the progress limits; return the longest write gap and read delay in seconds."""
+        """Check the progress limits; return the longest write gap and read delay in seconds, 0 without the phases of a
+        run.
+        """
         begin, since, until = self._begin, self._phases.get(Phase.FAULTS), self._phases.get(Phase.RECOVERY)
         if begin is None or since is None or until is None:
             return 0.0, 0.0
@@ -554,7 +575,9 @@ class Checker:
 
 
 def check(events: Iterable[Event]) -> Verdict:
-    """Check a whole history."""
+    """Check a whole history, in the order of its events. A history without a begin or an end gets the finding
+    INCOMPLETE.
+    """
     checker = Checker()
     for event in events:
         checker.add(event)

@@ -28,7 +28,7 @@ Report = Callable[[Kind, float, str, int], None]
 
 @dataclass(slots=True)
 class _Write:
-    """Commit of one partition."""
+    """Commit of one partition: when it began and was acknowledged, in seconds since the start of the run."""
 
     begin: float
     generation: int
@@ -51,7 +51,7 @@ class _Partition:
     """... and the latest begin among the commits acknowledged so far."""
 
     def record(self, offset: int) -> bool:
-        """Record a read offset; return whether it is the first read."""
+        """Record a read offset; return whether no member has read it before."""
         if offset < self.frontier or offset in self.read:
             return False
         self.read.add(offset)
@@ -68,6 +68,7 @@ class _Partition:
             self.frontier += 1
 
     def acknowledged(self, write: _Write, t: float) -> None:
+        """Record that a commit of the partition was acknowledged at `t`."""
         write.acked = t
         self.acks.append(t)
         self.begins.append(max(write.begin, self.begins[-1] if self.begins else write.begin))
@@ -75,7 +76,9 @@ class _Partition:
 
 @dataclass(slots=True)
 class _Tenure:
-    """State of a newly assigned partition of one member."""
+    """A member's ownership of a partition: the committed offset that it fetched first, and the first offset that it
+    read. None until then.
+    """
 
     fetched: int | None = None
     first: int | None = None
@@ -93,13 +96,13 @@ class _Group:
     """... and the time of the first assignment of each."""
 
     def over(self, generation: int) -> float:
-        """Return when a later generation was first assigned."""
+        """Return the time of the first assignment of a later generation; infinity if there is none."""
         place = bisect_right(self.generations, generation)
         return self.since[place] if place < len(self.since) else _NEVER
 
 
 class GroupChecker:
-    """Checks the events of consumer groups, in the order of the history.
+    """Checks the events of consumer groups, in the order of the history. No method raises for an anomaly.
 
     Args: report: called with each anomaly.
     """
@@ -118,11 +121,11 @@ class GroupChecker:
 
     @property
     def generations(self) -> int:
-        """Number of assigned generations of all groups."""
+        """Number of assigned generations, summed over all groups."""
         return sum(len(group.generations) for group in self._groups.values())
 
     def assigned(self, event: Assigned) -> None:
-        """Check an assignment: one owner per partition and generation."""
+        """Process an assignment. Reports a partition that another member owns in the same generation."""
         group = self._groups.setdefault(event.group, _Group())
         self.members[event.member] = event.group
         if not group.generations or event.generation > group.generations[-1]:
@@ -137,7 +140,9 @@ class GroupChecker:
             self._tenures[event.member, partition] = _Tenure()
 
     def read(self, event: Read) -> None:
-        """Check records that a member read."""
+        """Process records that a member read. Reports a first read above the committed offset, and a reader without an
+        assignment.
+        """
         group = self._groups.get(self.members.get(event.reader, ""))
         if group is None:
             self._report(Kind.INCOMPLETE, event.t, f"{event.reader} reads without an assignment", event.partition)
@@ -151,7 +156,9 @@ class GroupChecker:
             self._check_first(event.t, event.reader, event.partition, tenure)
 
     def commit(self, event: Commit) -> None:
-        """Check a commit when it begins."""
+        """Process the begin of a commit. Reports an offset above one that no member has read, or below one that the
+        member fetched or committed.
+        """
         group = self._groups.get(event.group)
         if group is None or event.commit in self._commits:
             self._report(Kind.INCOMPLETE, event.t, f"commit {event.commit} occurs twice or has no group", -1)
@@ -178,7 +185,9 @@ class GroupChecker:
         self._commits[event.commit] = (event, writes)
 
     def outcome(self, event: CommitOk | CommitUnknown) -> None:
-        """Check the outcome of a commit."""
+        """Process the outcome of a commit. Reports a commit that was acknowledged although it began after a later
+        generation was assigned.
+        """
         begun, writes = self._commits.pop(event.commit, (None, []))
         if begun is None:
             text = f"commit {event.commit} has an outcome but no `commit`, or two outcomes"
@@ -198,7 +207,9 @@ class GroupChecker:
             self._report(Kind.COMMIT_STALE, event.t, text, begun.offsets[0][0] if begun.offsets else -1)
 
     def fetched(self, event: OffsetsFetched) -> None:
-        """Check fetched committed offsets."""
+        """Process fetched committed offsets. Reports an offset that was not committed or had been replaced, and a first
+        read above it.
+        """
         group = self._groups.setdefault(event.group, _Group())
         for partition, offset in event.offsets:
             self._check_fetched(event, group, partition, offset)
@@ -209,7 +220,9 @@ class GroupChecker:
                 self._check_first(event.t, event.reader, partition, tenure)
 
     def _check_fetched(self, event: OffsetsFetched, group: _Group, partition: int, offset: int) -> None:
-        """Check that the offset was committed and not replaced, as for a register."""
+        """Report an offset that no commit wrote, or that later acknowledged commits had replaced before the fetch
+        began.
+        """
         known = group.partitions[partition]
         before = bisect_left(known.acks, event.since)
         replaced = known.begins[before - 1] if before else -_NEVER
@@ -231,7 +244,9 @@ class GroupChecker:
         return write.acked if write.acked < _NEVER else group.over(write.generation)
 
     def _check_first(self, t: float, member: str, partition: int, tenure: _Tenure) -> None:
-        """Check that a newly assigned member starts no later than the committed offset, or 0 if there is none."""
+        """Report a newly assigned member whose first read is above the committed offset that it fetched (0 if there is
+        none).
+        """
         if tenure.first is None or tenure.fetched is None or tenure.first <= max(tenure.fetched, 0):
             return
         text = f"{member} starts at offset {tenure.first}, but the group committed {max(tenure.fetched, 0)}"

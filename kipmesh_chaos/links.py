@@ -28,7 +28,7 @@ SourceOf = Callable[[tuple[int, int]], Awaitable[str]]
 
 
 class _Passage:
-    """State of the network from one node to another."""
+    """State of the network from one node to another: open or cut, and delay in seconds."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
@@ -54,7 +54,7 @@ class Links:
         await self.close()
 
     async def address(self, source: str, target: str, target_address: str) -> str:
-        """Return the `host:port` by which `source` reaches `target`, creating the link at the first call."""
+        """Return the `host:port` by which `source` reaches `target`. The first call opens the link. Raises OSError."""
         known = self._addresses.get((source, target))
         if known is None:
 
@@ -65,21 +65,24 @@ class Links:
         return known
 
     async def ingress(self, target: str, target_address: str, source_of: SourceOf) -> str:
-        """Open a `host:port` by which all sources reach `target`. `source_of` identifies the source of a connection."""
+        """Open a new `host:port` by which all sources reach `target`; each call opens another. Raises OSError.
+
+        `source_of` identifies the source of each connection.
+        """
         return await self._listen(source_of, target, target_address)
 
     def cut(self, pairs: Iterable[Pair]) -> None:
-        """Hold back bytes from the first to the second node of each pair."""
+        """Hold back bytes from the first to the second node of each pair, until `join` or `heal`."""
         for pair in pairs:
             self._passages[pair].open.clear()
 
     def join(self, pairs: Iterable[Pair]) -> None:
-        """Undo `cut` for these pairs."""
+        """Undo `cut` for these pairs and deliver the held bytes."""
         for pair in pairs:
             self._passages[pair].open.set()
 
     def delay(self, pairs: Iterable[Pair], delay_s: float) -> None:
-        """Delay bytes from the first to the second node of each pair by `delay_s`; 0 removes the delay.
+        """Delay bytes from the first to the second node of each pair by `delay_s` seconds; 0 removes the delay.
 
         Under load the delay is at most twice `delay_s`.
         """
@@ -93,7 +96,7 @@ class Links:
             passage.delay_s = 0.0
 
     async def close(self) -> None:
-        """Close all listeners and connections; idempotent."""
+        """Close all listeners and abort all connections; idempotent."""
         for server in self._servers:
             server.close()
         for task in self._connections:
@@ -120,7 +123,7 @@ class Links:
         target: str,
         target_address: str,
     ) -> None:
-        """Proxy one connection until either side ends it."""
+        """Proxy one connection until either side ends it, then abort both sides."""
         writers = [writer]
         try:
             far, near = (writer.get_extra_info(name)[1] for name in ("peername", "sockname"))
@@ -144,7 +147,7 @@ class Links:
 
 
 class _EndedError(OSError):
-    """One side has ended the connection, so the other one is closed."""
+    """One side has ended the connection, so the other side is closed, too."""
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passage: _Passage) -> None:

@@ -40,7 +40,8 @@ def owners_of(
 ) -> dict[Connection, str | None]:
     """Return the name of the process, among `pids` (pid to name), that owns the source socket of each TCP connection.
 
-    The name is None for a closed socket. A connection is missing if none of the processes owns it.
+    The name is None for a closed socket. A connection is missing if it is not in the tables or none of the processes
+    owns it.
     """
     inodes = _inodes(connections, proc)
     found: dict[Connection, str | None] = {one: None for one, inode in inodes.items() if inode == _CLOSED}
@@ -88,7 +89,7 @@ class _Request(NamedTuple):
 
 
 class Owners:
-    """Looks up the owners of connections. Belongs to one event loop.
+    """Looks up which process owns a connection. Belongs to one event loop.
 
     Args: pids: returns the currently known processes, pid to name.
     """
@@ -99,9 +100,9 @@ class Owners:
         self._searching: asyncio.Task[None] | None = None
 
     async def of(self, connection: Connection) -> str | None:
-        """Return the name of the process that owns a connection.
+        """Return the name of the process that owns the connection's source socket.
 
-        None if the connection is closed or its owner is not found within `TIMEOUT_S`.
+        None if the socket is closed or its owner is not found within `TIMEOUT_S`.
         """
         loop = asyncio.get_running_loop()
         request = _Request(connection, loop.create_future(), loop.time() + TIMEOUT_S)
@@ -137,7 +138,8 @@ class Owners:
 class Network:
     """Addresses of nodes, cuts and delays between them. Belongs to one event loop, except `properties`.
 
-    Args: nodes: returns the current nodes, with the pids of running ones. Raises ChaosError without /proc/net/tcp.
+    Args: nodes: returns the current nodes, with the pids of running ones. The constructor raises ChaosError without
+    /proc/net/tcp.
     """
 
     def __init__(self, links: Links, nodes: Callable[[], Sequence[Node]]) -> None:
@@ -154,9 +156,10 @@ class Network:
     # -- addresses
 
     def properties(self, nodes: Sequence[Node], node: Node) -> dict[str, str]:
-        """Return configuration of a node that replaces direct addresses by links.
+        """Return the configuration properties of a node that replace direct addresses by links.
 
-        Called in the thread that starts nodes; blocks until the event loop has opened the links.
+        Called in the thread that starts nodes; blocks until the event loop has opened the links. Raises TimeoutError
+        after 10 s, OSError.
         """
         voters = [f"{voter.node_id}@{self._address(node, voter)}" for voter in nodes if is_controller(voter)]
         found = {"controller.quorum.voters": ",".join(voters)}
@@ -180,27 +183,35 @@ class Network:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_TIMEOUT_S)
 
     def _pids(self) -> dict[int, str]:
-        """Return all nodes, then this process, which owns all client sockets and is slowest to search."""
+        """Return all running nodes (pid to name), then this process, which owns all client sockets and is slowest to
+        search.
+        """
         return {**{node.pid: node.name for node in self._nodes() if node.pid is not None}, os.getpid(): CLIENTS}
 
     async def _source_of(self, connection: Connection) -> str:
-        """Return the source of a connection, waiting for a node that was just started and is not in the table yet."""
+        """Return the node that opened a connection, or `CLIENTS`. Waits for a node that was just started and is not in
+        the tables yet.
+        """
         return await self._owners.of(connection) or CLIENTS
 
     # -- faults
 
     def cut(self, fault: int, pairs: Iterable[Pair]) -> None:
-        """Cut these pairs on behalf of a fault."""
+        """Cut these pairs on behalf of the fault with this number."""
         self._cuts[fault] = frozenset(pairs)
         self._links.cut(self._cuts[fault])
 
     def delay(self, fault: int, pairs: Iterable[Pair], delay_s: float) -> None:
-        """Delay these pairs on behalf of a fault. The latest of several delays applies."""
+        """Delay these pairs by `delay_s` seconds on behalf of the fault with this number. The latest of several delays
+        applies.
+        """
         self._delays[fault] = frozenset(pairs), delay_s
         self._links.delay(*self._delays[fault])
 
     def heal(self, fault: int) -> None:
-        """Undo the cuts and delays of a fault that no other fault still needs."""
+        """Undo the cuts and delays of a fault, except those that another fault still needs. Ignores an
+        unknown fault.
+        """
         cut = self._cuts.pop(fault, frozenset())
         self._links.join(cut - frozenset[Pair]().union(*self._cuts.values()))
         slow, _ = self._delays.pop(fault, (frozenset[Pair](), 0.0))
@@ -216,7 +227,9 @@ class Network:
 
 
 def pairs(nodes: Sequence[Node], name: str, *, peers: str, direction: str) -> list[Pair]:
-    """Return the pairs between a node and its peers, in the given direction: `in`, `out` or `both`."""
+    """Return the (source, target) pairs between a node and its peers. `direction` is `in`, `out` or `both`, as seen
+    from the node; `peers` as in `experiment.Peers`.
+    """
     chosen = [node.name for node in nodes if node.name != name and _is_peer(node, peers)]
     if peers in ("clients", "everybody"):
         chosen.append(CLIENTS)

@@ -29,16 +29,17 @@ PROBE_BYTES = 64 << 10
 
 
 def _most_credible(versions: Sequence[tuple[int, PartitionView]]) -> PartitionView:
-    """Choose among (broker id, its view of a partition)."""
+    """Return the most credible view of a partition among (broker id, its view)."""
     views = [view for _, view in versions]
     _, best = max(versions, key=lambda one: (one[1].leader_epoch, one[1].leader == one[0], views.count(one[1])))
     return best
 
 
 class Observer:
-    """Observes the cluster and records changes. Belongs to one event loop. Raises InvalidConfigError.
+    """Observes the cluster and records changes. Belongs to one event loop. The constructor raises InvalidConfigError
+    for invalid TLS settings.
 
-    Args: nodes: returns the current nodes; group: consumer group whose coordinator `view` includes.
+    Args: nodes: returns the current nodes; group: consumer group whose coordinator `view` includes, or None.
     """
 
     def __init__(self, nodes: Callable[[], Sequence[Node]], clients: RunClients, group: str | None = None) -> None:
@@ -48,13 +49,13 @@ class Observer:
         self._recorder = clients.recorder
         self._security = ClientSslConfig.parse(clients.config)
         self.pool = ConnectionPool.of("kipmesh-chaos", self._security)
-        """The caller closes it at the end."""
+        """Connections of the observer. The caller closes the pool at the end."""
         self._topic_id = b""
         self._controller = -1
         self.partitions: dict[int, PartitionView] = {}
 
     async def run(self) -> None:
-        """Record every change of leaders and of the active controller, until cancelled."""
+        """Poll the cluster and record every change of leaders, ISRs and active controller, until cancelled."""
         while True:
             await self.poll()
             await asyncio.sleep(POLL_INTERVAL_S)
@@ -63,7 +64,9 @@ class Observer:
         return [node for node in self._nodes() if is_broker(node) and node.pid is not None and node.grpc]
 
     async def poll(self) -> None:
-        """Request Metadata from every running broker and record changes. Without responses the state stays as it is."""
+        """Request Metadata from every running broker and record changes. Brokers that do not respond are ignored;
+        without responses the state stays as it is.
+        """
         brokers = self._running_brokers()
         responses = await asyncio.gather(*(self._request_metadata(str(node.grpc)) for node in brokers))
         controllers: list[int] = []
@@ -88,7 +91,9 @@ class Observer:
             self._recorder.add(Controller(self._recorder.now, self._controller, -1))
 
     async def view(self) -> View:
-        """Return the current state for choosing targets. The quorum itself names the active controller."""
+        """Poll the cluster and return its state for choosing targets. The quorum names the active controller; -1 if it
+        does not respond.
+        """
         await self.poll()
         nodes = self._nodes()
         controllers = [node.grpc for node in nodes if is_controller(node) and node.grpc]
@@ -99,7 +104,9 @@ class Observer:
         return View(nodes, dict(self.partitions), active, await self._coordinator())
 
     def out_of_sync(self) -> list[str]:
-        """Return a line for each partition without a leader or with replicas out of sync; empty if all are in sync."""
+        """Return a line for each partition without a leader or with replicas out of sync, as of the last poll. Empty if
+        all are in sync; one line if no broker has returned metadata.
+        """
         if not self.partitions:
             return ["no broker returned metadata of the topic"]
         lines = []
@@ -112,7 +119,9 @@ class Observer:
         return lines
 
     async def _coordinator(self) -> int:
-        """Return the broker that most brokers name as the group's coordinator; -1 for none."""
+        """Return the id of the broker that most brokers name as the group's coordinator; -1 if none does or there is no
+        group.
+        """
         if self._group is None:
             return -1
         request = m.FindCoordinatorRequest(coordinator_keys=[self._group])
@@ -148,10 +157,10 @@ class Observer:
     # -- plain fetches
 
     async def probe(self, node: Node, starts: Callable[[str], int]) -> None:
-        """Fetch all partitions from one broker, each from its last position, until cancelled.
+        """Fetch all partitions from one broker and record the results, each from its last position, until cancelled.
 
         Requests contain the leader epoch, so a response belongs to that leadership. Errors are not recorded. `starts`
-        returns how often a node was started, which separates the sessions of its processes.
+        returns how often a node was started or stopped, which separates the sessions of its processes.
         """
         cursors: dict[int, int] = {}
         sessions: dict[tuple[int, int | None], int] = {}

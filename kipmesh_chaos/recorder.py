@@ -11,7 +11,11 @@ from kipmesh_chaos.history import Event, Invoke, Note, Ok, Read, ReaderKind, Unk
 
 
 class Recorder:
-    """Writes all events of a run to its history file. For one thread; call `close` at the end."""
+    """Writes all events of a run to its history file, which it replaces. For one thread; call `close` at the end.
+    Raises OSError.
+
+    `acknowledged` and `unknown` count outcomes of writes, `read` the records read by consumers and members.
+    """
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -39,7 +43,9 @@ class Recorder:
         return self._commits
 
     def add(self, event: Event) -> None:
-        """Write the next event. The caller adds an `Invoke` or `Commit` before it sends the request."""
+        """Write the next event. The caller adds an `Invoke` or `Commit` before it sends the request. `Invoke`, `Ok` and
+        `Read` are buffered.
+        """
         match event:
             case Ok():
                 self.acknowledged += 1
@@ -52,7 +58,7 @@ class Recorder:
             self._output.flush()
 
     def note(self, text: str) -> None:
-        """Write a Note, once per text and at most 1,000."""
+        """Write a Note event. Ignores a repeated text, and every text after 1,000 different ones."""
         if text not in self._noted and len(self._noted) < 1000:
             self._noted.add(text)
             self.add(Note(self.now, text))

@@ -29,7 +29,7 @@ _TICKS = 10
 
 @dataclass(slots=True)
 class FaultSpan:
-    """A fault on the time line. `end` is None if it was never undone."""
+    """A fault on the time line, in seconds since the start of the run. `end` is None if it was never undone."""
 
     kind: str
     nodes: Sequence[str]
@@ -40,7 +40,7 @@ class FaultSpan:
 
 @dataclass(slots=True)
 class Timeline:
-    """Time series and events of a run that the page shows."""
+    """Time series and events of a run that the page shows. Times are seconds since the start of the run."""
 
     end: float = 1.0
     bin_s: float = 0.5
@@ -58,7 +58,7 @@ class Timeline:
 
 
 def collect(events: Iterable[Event], duration_s: float) -> Timeline:
-    """Collect a history of `duration_s` seconds into a Timeline."""
+    """Return the Timeline of a history that lasts `duration_s` seconds."""
     timeline = Timeline(end=max(duration_s, 0.1), bin_s=max(duration_s / BINS, 0.1))
     count = int(timeline.end / timeline.bin_s) + 1
     timeline.acknowledged, timeline.unknown, timeline.read = [0] * count, [0] * count, [0] * count
@@ -92,7 +92,7 @@ def collect(events: Iterable[Event], duration_s: float) -> Timeline:
 
 
 def summary(verdict: Verdict, experiment: Experiment, seed: int, timeline: Timeline) -> dict[str, Any]:
-    """Return the contents of `summary.json`."""
+    """Return the contents of `summary.json`: verdict, figures, counts of faults by kind, and notes."""
     phases = {name: t for t, name in timeline.phases}
     faults_s = phases.get(Phase.RECOVERY, timeline.end) - phases.get(Phase.FAULTS, 0.0)
     return {
@@ -113,7 +113,9 @@ def summary(verdict: Verdict, experiment: Experiment, seed: int, timeline: Timel
 
 
 def write(directory: Path, verdict: Verdict, experiment: Experiment, seed: int) -> None:
-    """Write `report.html` and `summary.json` from the history in a run's directory. Raises HistoryError, OSError."""
+    """Write `report.html` and `summary.json` into a run's directory, from the history there. Raises HistoryError,
+    OSError.
+    """
     last = max((event.t for event in read_history(directory / HISTORY)), default=1.0)
     timeline = collect(read_history(directory / HISTORY), last)
     about = summary(verdict, experiment, seed, timeline)
@@ -125,7 +127,7 @@ def write(directory: Path, verdict: Verdict, experiment: Experiment, seed: int) 
 
 
 class Chart(NamedTuple):
-    """A chart over time. `curves` are (name, CSS class, polylines), `grid` are (height, value) lines."""
+    """A chart over time. `curves` are (name, CSS class, polylines), `grid` are (y position, value) lines."""
 
     title: str
     curves: Sequence[tuple[str, str, Sequence[str]]]
@@ -133,7 +135,9 @@ class Chart(NamedTuple):
 
 
 def render(timeline: Timeline, verdict: Verdict, experiment: Experiment, about: dict[str, Any]) -> str:
-    """Return the HTML page. Its charts are inline SVG; it loads no resources and runs no script."""
+    """Return the HTML page. `about` is the result of `summary`. Its charts are inline SVG; it loads no resources and
+    runs no script.
+    """
     environment = Environment(
         loader=PackageLoader("kipmesh_chaos", "."),
         autoescape=True,
@@ -190,7 +194,7 @@ def _chart(
         return CHART_BOTTOM - (CHART_BOTTOM - CHART_TOP) * share
 
     def lines(values: Sequence[float | None]) -> list[str]:
-        """A polyline for each stretch without a gap."""
+        """Return a polyline for each stretch without a gap."""
         points = [
             value if value is None else f"{_x(timeline, (place + 0.5) * timeline.bin_s):.1f},{height(value):.1f}"
             for place, value in enumerate(values)
@@ -207,12 +211,12 @@ def _chart(
 
 
 def _quantile(values: Sequence[float], share: float) -> float | None:
-    """Return a quantile, or None for no values."""
+    """Return a quantile of the values, or None if there are none."""
     return sorted(values)[min(int(len(values) * share), len(values) - 1)] if values else None
 
 
 def _labelled_phases(timeline: Timeline) -> list[tuple[float, str]]:
-    """Return the phases whose labels fit beside each other."""
+    """Return (time, name) of the phases whose labels fit beside each other, without the end."""
     found: list[tuple[float, str]] = []
     for t, name in timeline.phases:
         if name != Phase.END and (not found or _x(timeline, t) >= _x(timeline, found[-1][0]) + 60):

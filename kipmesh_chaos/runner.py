@@ -48,7 +48,7 @@ OnProgress = Callable[[str, float, Recorder], None]
 
 
 class Result(NamedTuple):
-    """Verdict of a run and the directory of its files."""
+    """Verdict of a run, and the directory with its files."""
 
     experiment: Experiment
     seed: int
@@ -64,7 +64,10 @@ async def run_once(
     on_progress: OnProgress,
     client: Mapping[str, str] | None = None,
 ) -> Result:
-    """Run an experiment in an empty directory. Raises ChaosError, and errors of clients and of the cluster.
+    """Run an experiment, check its history, write the report and return the verdict. `directory` is new or empty.
+
+    Anomalies do not raise. Raises ChaosError if the run cannot be done (NotPossibleError if the fault is not
+    supported), and errors of clients and of the cluster.
 
     Args: client: client configuration besides the addresses, such as TLS, for a cluster that is not the run's own.
     """
@@ -100,7 +103,7 @@ class _Run:
         self.to_come = len(self.experiment.faults)
 
     async def run(self, make_cluster: MakeCluster) -> None:
-        """Run all phases up to the replica logs, and destroy the cluster."""
+        """Run all phases up to the replica logs, and destroy the cluster, also after an error."""
         async with AsyncExitStack() as stack:
             links = await stack.enter_async_context(Links())
             network = Network(links, lambda: cluster.nodes()) if self.experiment.has(Cut, Delay) else None
@@ -158,7 +161,9 @@ class _Run:
             await asyncio.to_thread(dumps.record_stopped, self.recorder, brokers, topic)
 
     async def _dump_served(self, nodes: Sequence[Node], clients: RunClients, ends: Mapping[int, int]) -> None:
-        """Record what each replica of a remote cluster serves, instead of its files, and delete the topic."""
+        """Record the batches that each replica of a remote cluster serves, instead of its files, and delete
+        the topic.
+        """
         self.on_progress("reading what each replica serves", 0.0, self.recorder)
         brokers = {node.node_id: node.grpc for node in nodes if is_broker(node) and node.grpc}
         await dumps.record_served(clients, brokers, ends, FINAL_TIMEOUT_S)
@@ -171,7 +176,7 @@ class _Run:
             disk.unmount(directory)
 
     def _prepare_disks(self) -> None:
-        """Mount a disk for each log directory before the cluster creates its directories."""
+        """Mount a disk for each log directory, if the experiment needs disks. Raises NotPossibleError."""
         if not self.experiment.needs_disks:
             return
         part = self.experiment.cluster
@@ -187,7 +192,7 @@ class _Run:
     async def _under_load(
         self, cluster: TargetCluster, clients: RunClients, observer: Observer, injector: Injector
     ) -> dict[int, int]:
-        """Run all phases that need clients; return the end offsets by partition."""
+        """Run all phases that need clients, from warm-up to the final read; return the end offsets by partition."""
         part = self.experiment.workload
         workload = Workload(clients, part, self.seed)
         async with workload, asyncio.TaskGroup() as group:
@@ -221,7 +226,9 @@ class _Run:
         return ends
 
     async def _warm_up(self, workload: Workload, observer: Observer) -> None:
-        """Wait until each partition is written to and read by every consumer, and all replicas are in sync."""
+        """Wait until each partition is written to and read by every consumer, and all replicas are in sync. Raises
+        ChaosError after 120 s.
+        """
         deadline = asyncio.get_running_loop().time() + WARM_UP_TIMEOUT_S
         partitions = range(self.experiment.workload.partitions)
         while not (
@@ -255,7 +262,7 @@ class _Run:
     async def _timed(
         self, injector: Injector, fault: Fault, earlier: Sequence[tuple[Fault, asyncio.Task[float]]]
     ) -> float:
-        """Run one fault at its time; return when it ended.
+        """Run one fault at its time; return the time of the event loop when it ended.
 
         `earlier` are the faults that end before this one in the file. If they end late on a busy machine, this fault
         keeps its distance to their end and the run becomes longer.
@@ -283,7 +290,7 @@ class _Run:
             await self._wait_in_sync(observer, injector.stop)
 
     async def _wait_in_sync(self, observer: Observer, stop: asyncio.Event | None = None) -> None:
-        """Wait until all replicas are in sync; record NotRecovered at the limit of the steady state."""
+        """Wait until all replicas are in sync or `stop` is set. Records NotRecovered after `recovered_within_s`."""
         loop = asyncio.get_running_loop()
         begin, limit_s = loop.time(), self.experiment.steady_state.recovered_within_s
         await observer.poll()

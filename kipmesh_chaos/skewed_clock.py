@@ -18,7 +18,9 @@ _OFFSET = struct.Struct("=q")
 
 
 def set_offset(file: Path, offset_s: float) -> None:
-    """Set the offset in a clock file, in seconds; creates the file. Running processes see it immediately."""
+    """Set the offset in a clock file, in seconds; creates the file if necessary. Running processes that use the file
+    see the change immediately. Raises OSError.
+    """
     data = _OFFSET.pack(round(offset_s * 1e9))
     if not file.exists():
         file.write_bytes(data)
@@ -27,7 +29,7 @@ def set_offset(file: Path, offset_s: float) -> None:
 
 
 def skew(file: Path) -> None:
-    """Make `time.time` and `time.time_ns` of this process add the offset in the file."""
+    """Make `time.time` and `time.time_ns` of this process add the offset in the file, as it changes. Raises OSError."""
     with file.open("rb") as stream:
         view = mmap.mmap(stream.fileno(), _OFFSET.size, access=mmap.ACCESS_READ)
     true_ns = time.time_ns
@@ -43,7 +45,7 @@ def skew(file: Path) -> None:
 
 
 def main() -> None:
-    """Run the module as `python -m` would."""
+    """Run the module that the command line names under the skewed clock, as `python -m` would."""
     file, module = sys.argv[1:3]
     sys.argv = sys.argv[2:]
     skew(Path(file))

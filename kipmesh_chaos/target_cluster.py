@@ -20,7 +20,7 @@ _Result = TypeVar("_Result")
 
 
 class ChaosError(Exception):
-    """A run cannot be done. The text is one line."""
+    """A run cannot be done, or the cluster refused an operation. The message is one line."""
 
 
 class Calls:
@@ -33,12 +33,12 @@ class Calls:
 
     @property
     def are_over(self) -> bool:
-        """Whether new calls are refused."""
+        """Whether `end` was called, so that new calls are refused."""
         return self._are_over
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Count one call. Raises ChaosError after `end`."""
+        """Count a call in progress while the block runs. Raises ChaosError after `end`."""
         with self._changed:
             if self._are_over:
                 raise ChaosError("the run is over, its cluster accepts no more calls")
@@ -53,7 +53,9 @@ class Calls:
     async def run(
         self, method: Callable[_Params, _Result], /, *args: _Params.args, **kwargs: _Params.kwargs
     ) -> _Result:
-        """Run a blocking call in a thread and count it. Raises ChaosError after `end`, and errors of the call."""
+        """Run a blocking call in a thread, count it and return its result. Raises ChaosError after `end`, and errors of
+        the call.
+        """
 
         def call() -> _Result:
             with self.under_way():
@@ -62,14 +64,18 @@ class Calls:
         return await asyncio.to_thread(call)
 
     def end(self, timeout_s: float) -> bool:
-        """Refuse new calls and wait for those in progress; return whether all have ended. Idempotent."""
+        """Refuse new calls and wait for those in progress. Returns False if some have not ended after `timeout_s`.
+        Idempotent.
+        """
         with self._changed:
             self._are_over = True
             return self._changed.wait_for(lambda: not self._count, timeout_s)
 
 
 class Node(Protocol):
-    """A node as in `cluster.json`."""
+    """A node of the cluster, as in `cluster.json`. `pid` is None if it is not running, `grpc` (`host:port`) if it has
+    no address.
+    """
 
     @property
     def name(self) -> str: ...  # noqa: D102
@@ -86,14 +92,16 @@ class Node(Protocol):
 
 
 class Hook(Protocol):
-    """Changes how nodes start. Called in the thread of the cluster."""
+    """Changes how a cluster starts its nodes: additional properties and another command. Called in the thread that
+    starts them.
+    """
 
     def properties(self, state: Any, node: Any) -> Mapping[str, str]: ...  # noqa: D102
     def command(self, node: Any, command: list[str]) -> list[str]: ...  # noqa: D102
 
 
 class TargetCluster(Protocol):
-    """A cluster of nodes. Every method blocks and raises its own errors.
+    """A cluster of nodes that an experiment runs on. Every method blocks and raises the errors of its kind of cluster.
 
     Callers change the cluster through `calls.run`. `destroy` ends these calls.
     """
@@ -102,7 +110,9 @@ class TargetCluster(Protocol):
     def calls(self) -> Calls: ...  # noqa: D102
 
     def unsupported_reason(self, fault: Fault) -> str | None:
-        """Return why the cluster does not support a fault, or None if it does. Called before the run starts."""
+        """Return the reason why the cluster does not support a fault, or None if it does. Called before the
+        run starts.
+        """
 
     def up(self) -> None:
         """Start all nodes and wait until they are ready."""
@@ -132,12 +142,14 @@ class TargetCluster(Protocol):
         """Stop all nodes cleanly, including paused ones; idempotent."""
 
     def destroy(self) -> None:
-        """Send SIGKILL to all running nodes; idempotent."""
+        """End the use of the cluster; idempotent. A cluster of the run gets SIGKILL; others undo all faults."""
 
 
 @runtime_checkable
 class Separable(Protocol):
-    """A cluster whose nodes can be disconnected from the network. Both methods block."""
+    """A cluster whose nodes can be disconnected from the network. Both methods block. Raises errors of its kind of
+    cluster.
+    """
 
     def disconnect(self, name: str) -> None:
         """Block all traffic to and from a node."""
@@ -160,13 +172,15 @@ class RemoteCluster(TargetCluster, Protocol):
         """Undo `fill`."""
 
     def press(self, name: str, *, workers: int = 0, memory_share: float = 0.0) -> object:
-        """Run busy processes beside a node, and allocate memory up to a share of its limit."""
+        """Run `workers` busy processes beside a node, and allocate memory until `memory_share` of its limit is in use
+        (0: none).
+        """
 
     def relieve(self, name: str) -> None:
         """Undo `press`."""
 
     def undo_faults(self) -> None:
-        """Undo all remaining faults."""
+        """Undo all remaining faults of `fill`, `press` and other methods."""
 
 
 MakeCluster = Callable[[Path, ClusterPart, Hook], TargetCluster]
@@ -176,15 +190,17 @@ CONTROLLER = "controller-"
 
 
 def is_controller(node: Node) -> bool:
-    """Whether a node is a voter of the metadata quorum."""
+    """Whether a node is a controller, by its name. Controllers are the voters of the metadata quorum."""
     return node.name.startswith(CONTROLLER)
 
 
 def is_broker(node: Node) -> bool:
-    """Whether a node hosts partitions."""
+    """Whether a node is a broker and hosts partitions: it has a node id and is not a controller."""
     return node.node_id is not None and not is_controller(node)
 
 
 def bootstrap(nodes: Sequence[Node]) -> str:
-    """Return the bootstrap servers: the direct addresses of all brokers."""
+    """Return the bootstrap servers: the direct addresses of all brokers that have one, separated by commas. May be
+    empty.
+    """
     return ",".join(node.grpc for node in nodes if is_broker(node) and node.grpc)

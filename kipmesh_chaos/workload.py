@@ -59,14 +59,18 @@ _OURS = {"group.id": GROUP, "enable.auto.commit": "false"}
 
 
 def encode_value(operation: int, size_bytes: int) -> bytes:
-    """Return the record value of an operation, padded to `size_bytes`."""
+    """Return the record value of an operation: its number and padding, `size_bytes` in all or more if the number is
+    longer.
+    """
     head = b"%d " % operation
     filling = hashlib.shake_128(head).digest(max(size_bytes - len(head), 0) // 2).hex().encode()
     return (head + filling).ljust(size_bytes, b".")
 
 
 def decode_value(value: bytes | None) -> str:
-    """Return the operation number as text, or a text that describes a value that `encode_value` did not write."""
+    """Return the operation number as text. Returns `null` for no value, and `not ours: ...` for one that `encode_value`
+    did not write.
+    """
     if value is None:
         return "null"
     number = value.partition(b" ")[0]
@@ -76,14 +80,17 @@ def decode_value(value: bytes | None) -> str:
 
 
 def decode_batches(data: bytes, *, allow_partial: bool = False) -> Iterator[tuple[BatchHeader, list[tuple[int, str]]]]:
-    """Yield each batch of log data with its records as (offset, value). Raises KafkaError for an invalid batch."""
+    """Yield (header, records) of each batch of log data. Records are (offset, decoded value).
+
+    Raises KafkaError for an invalid batch, and for an incomplete last one unless `allow_partial`.
+    """
     for position, header in record_batch.iterate(data, allow_partial=allow_partial):
         record_batch.check_crc(data, position, header)
         yield header, [(one.offset, decode_value(one.value)) for one in read_batch(data, position, header)]
 
 
 def by_partition(records: Iterable[ConsumerRecord]) -> dict[int, list[tuple[int, str]]]:
-    """Group records by partition, each as (offset, value)."""
+    """Return (offset, decoded value) of the records by partition, in their order."""
     found: dict[int, list[tuple[int, str]]] = {}
     for record in records:
         found.setdefault(record.partition, []).append((record.offset, decode_value(record.value)))
@@ -97,7 +104,7 @@ def is_exactly_once(part: WorkloadPart) -> bool:
 
 
 def consumer_names(part: WorkloadPart) -> list[str]:
-    """Return the names of the readers in the history. The group counts as one reader."""
+    """Return the names of the readers in the history: one consumer per rack, and the group as one reader."""
     return [*(f"consumer-{rack}" for rack in part.racks), *([GROUP] if part.group is not None else [])]
 
 
@@ -166,7 +173,9 @@ class Workload:
         await asyncio.gather(*closing, return_exceptions=error is not None)
 
     def check(self) -> None:
-        """Raise the error of a worker that has failed, which is a bug of the workload or a client."""
+        """Raise the error of a producer, consumer or member that has failed, which is a bug of the workload or a
+        client.
+        """
         for task in [*self._producing, *self._consuming]:
             if task.done() and not task.cancelled():
                 task.result()
@@ -174,12 +183,14 @@ class Workload:
             self.members.check()
 
     async def stop_producing(self) -> None:
-        """Start no more operations and wait until all have an outcome."""
+        """Start no more writes and wait until all have an outcome. Raises the error of a failed producer task."""
         self._stopping.set()
         await asyncio.gather(*self._producing)
 
     async def catch_up(self, ends: Mapping[int, int], timeout_s: float) -> bool:
-        """Wait until every consumer has read up to the end offsets; return whether that took at most `timeout_s`."""
+        """Wait until every consumer and the group have read up to the end offsets. Returns False if that takes more
+        than `timeout_s`. Raises the errors of `check`.
+        """
         deadline = asyncio.get_running_loop().time() + timeout_s
         while any(mine.get(partition, 0) < end for mine in self.positions.values() for partition, end in ends.items()):
             self.check()
@@ -211,7 +222,9 @@ class Workload:
                 task.cancel()
 
     async def _produce_one(self, producer: Producer, name: str, partition: int) -> Coroutine[Any, Any, None] | None:
-        """Send one record; return a coroutine that waits for its outcome, or None if the producer refused it."""
+        """Send one record. Return a coroutine that waits for its outcome and records it, or None if the producer
+        refused the record.
+        """
         recorder, operation = self._recorder, self._recorder.next_operation()
         recorder.add(h.Invoke(recorder.now, operation, name, partition, str(operation)))
         value = encode_value(operation, self._part.value_bytes)
@@ -255,14 +268,14 @@ class Workload:
 
 
 def _is_over(task: asyncio.Task[None]) -> bool:
-    """Return whether the task is done; raise its error."""
+    """Whether the task is done. Raises the task's error."""
     if task.done():
         task.result()
     return task.done()
 
 
 class Member(RebalanceListener):
-    """One group member. Cancel `run` first, then call `leave` or `die`."""
+    """One member of the consumer group, with its own consumer. Cancel `run` first, then call `leave` or `die`."""
 
     def __init__(self, clients: RunClients, part: GroupPart, positions: dict[int, int], name: str) -> None:
         self.name = name
@@ -278,7 +291,7 @@ class Member(RebalanceListener):
         self._is_closing = False
 
     async def run(self) -> None:
-        """Read and commit until cancelled."""
+        """Read and commit until cancelled. A KafkaError of the consumer is noted and retried."""
         loop = asyncio.get_running_loop()
         await self._start()
         self._consumer.subscribe([self._topic], self)
@@ -309,7 +322,9 @@ class Member(RebalanceListener):
     # -- rebalance listener
 
     async def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
-        """Record the assignment before any of its records, then fetch and record the committed offsets."""
+        """Record the assignment before any of its records, then the committed offsets. Does nothing if the assignment
+        is already lost.
+        """
         group, recorder = self._consumer.group_metadata(), self._recorder
         if group.generation_id < 0:
             return  # the partitions were lost meanwhile and nothing is read from them
@@ -322,7 +337,7 @@ class Member(RebalanceListener):
             await record_offsets(self._consumer, partitions, recorder, self.name)
 
     async def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
-        """Commit the revoked partitions, so that the next owner resumes there."""
+        """Commit the revoked partitions, so that the next owner resumes there, and forget their positions."""
         if not self._is_closing:
             revoked = {where.partition for where in partitions}
             await self._commit({number: offset for number, offset in self._read.items() if number in revoked})
@@ -336,7 +351,7 @@ class Member(RebalanceListener):
     # -- inside
 
     async def _start(self) -> None:
-        """Start the consumer, retrying until a broker responds."""
+        """Start the consumer; retry without a limit until a broker responds."""
         while True:
             try:
                 return await self._consumer.start()
@@ -368,7 +383,9 @@ class Member(RebalanceListener):
 
 
 async def record_offsets(consumer: Consumer, partitions: list[TopicPartition], recorder: Recorder, reader: str) -> bool:
-    """Fetch and record the committed offsets of partitions; return whether that succeeded."""
+    """Fetch and record the committed offsets of partitions. Returns False, with a note, if the fetch raises
+    KafkaError.
+    """
     since = recorder.now
     try:
         found = await consumer.committed(partitions)
@@ -381,7 +398,7 @@ async def record_offsets(consumer: Consumer, partitions: list[TopicPartition], r
 
 
 class Members:
-    """All members of the group, from `start` to `close`. Belongs to one event loop."""
+    """All members of the consumer group, from `start` to `close`. Belongs to one event loop."""
 
     def __init__(self, clients: RunClients, partitions: int, part: GroupPart, seed: int) -> None:
         self._clients = clients
@@ -399,23 +416,27 @@ class Members:
         """Next offset of the group by partition."""
 
     def start(self) -> None:
-        """Start all members."""
+        """Start all members in tasks and return immediately."""
         for _ in range(self._part.members):
             self._add()
 
     def start_churning(self) -> None:
-        """Start to replace members at random, if the experiment has `churn_s`."""
+        """Start to replace random members at random times, if the experiment has `churn_s`."""
         if self._part.churn_s is not None:
             self._churning = asyncio.create_task(self._churn(self._part.churn_s))
 
     def check(self) -> None:
-        """Raise the error of a member that has failed, which is a bug of the workload or a client."""
+        """Raise the error of a member or of the churn task that has failed, which is a bug of the workload
+        or a client.
+        """
         for task in [*self._running.values(), *self._leaving, self._churning]:
             if task is not None and task.done() and not task.cancelled():
                 task.result()
 
     async def stop_churning(self) -> None:
-        """Stop replacing members. A replacement in progress completes. Raises the error of the churn task."""
+        """Stop replacing members. Does not wait for a replacement in progress, which completes. Raises the error of the
+        churn task.
+        """
         task, self._churning = self._churning, None
         await _cancelled(task)
 
@@ -439,7 +460,10 @@ class Members:
                 raise error
 
     async def record_end(self) -> None:
-        """Record the committed offsets of the empty group, fetched by a client that is not a member."""
+        """Record the committed offsets of the empty group, fetched by a client that is not a member.
+
+        Records NotRecovered if they cannot be fetched.
+        """
         config: dict[str, Any] = {**self._clients.config, **MEMBER_CONFIG, "group.id": GROUP}
         places = [TopicPartition(self._clients.topic, number) for number in range(self._partitions)]
         try:
@@ -459,7 +483,7 @@ class Members:
         self._running[member] = asyncio.create_task(member.run())
 
     async def _churn(self, mean_s: float) -> None:
-        """Replace one random member after another."""
+        """Replace one random member after another, at random intervals with mean `mean_s`, until cancelled."""
         while True:
             await asyncio.sleep(self._random.expovariate(1 / mean_s))
             member = self._random.choice(list(self._running))
@@ -471,7 +495,9 @@ class Members:
             self._leaving.discard(leaving)
 
     async def _replace(self, member: Member, task: asyncio.Task[None], dies: bool) -> None:
-        """Stop a member and add a new one; raise the error of the member's `run`, once it is closed."""
+        """Stop a member and add a new one unless the group is closing. Raises the error of the member's `run`, once it
+        is closed.
+        """
         try:
             await _cancelled(task)
         finally:
@@ -489,7 +515,7 @@ class Members:
 
 
 async def _cancelled(task: asyncio.Task[None] | None) -> None:
-    """Cancel a task and wait for its end; raise its error. The caller itself may be cancelled."""
+    """Cancel a task, if any, and wait for its end. Raises the task's error. The caller itself may be cancelled."""
     if task is None:
         return
     task.cancel()

@@ -78,7 +78,9 @@ _NOTHING: Final = Markup("<p>No values.</p>")
 
 
 class Bar(NamedTuple):
-    """A horizontal bar: `note` is its tooltip (default: name and value), `group` the index of its colour in `COLOURS`."""
+    """A horizontal bar: `note` is its tooltip (default: name and value), `group` the index of its colour in
+    `COLOURS`.
+    """
 
     name: str
     value: float

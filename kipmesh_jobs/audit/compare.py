@@ -179,7 +179,9 @@ def _compare_batches(batches: DataFrame, pairs: DataFrame) -> DataFrame:
 
 
 def _compare_records(batches: DataFrame, pairs: DataFrame) -> DataFrame:
-    """Return a row per offset below `cleaned_to` whose record both replicas still have, with both sides and `is_equal`."""
+    """Return a row per offset below `cleaned_to` whose record both replicas still have, with both sides and
+    `is_equal`.
+    """
     from pyspark.sql import functions as f
 
     bounds = pairs.where("cleaned_to > from").select(*_PAIR, "from", "to", "cleaned_to")

@@ -90,7 +90,9 @@ def first_divergence(tables: Tables) -> dict[str, Any] | None:
 
 
 def divergence_text(first: dict[str, Any]) -> str:
-    """Return one line about the result of `first_divergence`: place, and digest and position of each replica's batch."""
+    """Return one line about the result of `first_divergence`: place, and digest and position of each
+    replica's batch.
+    """
     there = "; ".join(
         f"{one['replica']} has {one['digest'][:12]} at {one['file']}:{one['position']}"
         + ("" if one["crc_ok"] else " (wrong CRC)")

@@ -96,7 +96,9 @@ def read_topic(bootstrap: str, topic: str, partitions: int) -> list[SequenceDige
 
 
 def check_topic(found: Sequence[SequenceDigest], expected: Sequence[SequenceDigest]) -> list[Check]:
-    """Return two checks of a topic's content against the CSV: number of records; content and order of each partition."""
+    """Return two checks of a topic's content against the CSV: number of records; content and order of each
+    partition.
+    """
     read, wanted = sum(one.records for one in found), sum(one.records for one in expected)
     counts = Check("The topic has every flight once", read == wanted, f"{read:,} of {wanted:,} records")
     wrong = [
@@ -133,7 +135,9 @@ def _compare(title: str, totals: Mapping[str, int], wanted: Mapping[str, int]) -
 
 
 def check_replicas(partitions: Sequence[PartitionFacts], replication_factor: int) -> Check:
-    """Return a check that each partition has `replication_factor` replicas with equal bytes up to the high watermark."""
+    """Return a check that each partition has `replication_factor` replicas with equal bytes up to the high
+    watermark.
+    """
     size = sum(partition.size_bytes for partition in partitions)
     wrong = [str(p.partition) for p in partitions if not p.identical or len(p.replicas) != replication_factor]
     detail = f"{replication_factor} x {size / 1e6:.1f} MB in {len(partitions)} partitions, CRCs checked"
@@ -143,7 +147,9 @@ def check_replicas(partitions: Sequence[PartitionFacts], replication_factor: int
 
 
 class ReplicaDigest(NamedTuple):
-    """Digest of a replica's whole batches below an offset. `next_offset` is the end of the last one, 0 without batches."""
+    """Digest of a replica's whole batches below an offset. `next_offset` is the end of the last one, 0
+    without batches.
+    """
 
     next_offset: int
     records: int

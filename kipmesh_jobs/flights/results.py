@@ -140,7 +140,9 @@ def late(flights: DataFrame, spans: Sequence[Span], end_ms: Column, stream: str)
 
 
 def write_tables(spark: SparkSession, parquet: Path) -> dict[str, list[dict[str, Any]]]:
-    """Write the tables that need only the flights to `parquet`/NAME; return their rows by table name, sorted by keys."""
+    """Write the tables that need only the flights to `parquet`/NAME; return their rows by table name,
+    sorted by keys.
+    """
     flights = read(spark, parquet, "flights").select(*_COLUMNS).cache()
     age = binned(F.year("date") - F.col("plane_year"), 5, 30)
     keys: dict[str, tuple[str | Column, ...]] = {
@@ -173,7 +175,9 @@ def write_stream_tables(spark: SparkSession, parquet: Path) -> dict[str, list[di
 
 
 def _write(parquet: Path, tables: Mapping[str, tuple[DataFrame, int]]) -> dict[str, list[dict[str, Any]]]:
-    """Write tables, each a frame and the number of its leading key columns; return their rows by name, sorted by keys."""
+    """Write tables, each a frame and the number of its leading key columns; return their rows by name,
+    sorted by keys.
+    """
     rows: dict[str, list[dict[str, Any]]] = {}
     with ThreadPoolExecutor(_CONCURRENT_TABLES) as pool:
         arrow = dict(zip(tables, pool.map(lambda table: table[0].toArrow(), tables.values()), strict=True))

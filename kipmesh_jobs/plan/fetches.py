@@ -72,7 +72,9 @@ class Leader:
 
 
 class Traffic(NamedTuple):
-    """Number of fetches, bytes of requests and responses without the bytes of records, and number of fetched batches."""
+    """Number of fetches, bytes of requests and responses without the bytes of records, and number of
+    fetched batches.
+    """
 
     fetches: int
     request_bytes: int
@@ -111,7 +113,9 @@ class Pair:
         return traffic
 
     def fetch(self, now_ms: float, appends: _Appends) -> tuple[Traffic, float]:
-        """Run one fetch from time `now_ms`. Returns its traffic and the time of its response, at most `WAIT_MS` later."""
+        """Run one fetch from time `now_ms`. Returns its traffic and the time of its response, at most
+        `WAIT_MS` later.
+        """
         for at in self._moved:
             topic_id = self.leader.topic_ids[at]
             partition = m.FetchPartition(0, 0, self._positions[at], 0, 0, PARTITION_MAX_BYTES)

@@ -24,7 +24,9 @@ RECORDS_PER_TOPIC_S = 0.2
 
 
 def topics_of(rng: Random) -> int:
-    """Return a random number of topics of a producer, log-normal with median `MEDIAN_TOPICS`, from 1 to `TOPICS_MAX`."""
+    """Return a random number of topics of a producer, log-normal with median `MEDIAN_TOPICS`, from 1 to
+    `TOPICS_MAX`.
+    """
     return min(max(round(rng.lognormvariate(0, SPREAD) * MEDIAN_TOPICS), 1), TOPICS_MAX)
 
 

@@ -53,7 +53,9 @@ def simulate(task: Task) -> list[Sample]:
 
 
 class Statistics:
-    """Number, mean, minimum, maximum and population standard deviation of each metric over all runs, by part and case."""
+    """Number, mean, minimum, maximum and population standard deviation of each metric over all runs, by
+    part and case.
+    """
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         values = pd.DataFrame(sorted(samples)).groupby(["part", "case", "metric"])["value"]
@@ -73,7 +75,9 @@ class Statistics:
         return {key[1]: mean for key, mean in self._table["mean"].items() if (key[0], key[2]) == (part, metric)}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row per part, case and metric, in that order, with `runs`, `mean`, `least`, `most` and `deviation`."""
+        """Return a row per part, case and metric, in that order, with `runs`, `mean`, `least`, `most` and
+        `deviation`.
+        """
         found: list[dict[str, Any]] = self._table.reset_index().to_dict("records")
         return found
 

@@ -46,7 +46,9 @@ SLOTS_PER_BROKER = 1
 
 
 class Client(NamedTuple):
-    """A follower or a consumer: its session handler and the ms between its fetches. `replica_id` is -1 for a consumer."""
+    """A follower or a consumer: its session handler and the ms between its fetches. `replica_id` is -1 for
+    a consumer.
+    """
 
     name: str
     kind: str
