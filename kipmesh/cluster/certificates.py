@@ -19,9 +19,11 @@ CLIENT_PROPERTIES = "client.properties"
 
 
 def ensure(directory: Path, nodes: Iterable[NodeInfo]) -> None:
-    """Create missing certificates and renew those that expire within RENEW_BEFORE_S, for nodes that have TLS.
+    """Create missing certificates and renew those that expire within RENEW_BEFORE_S (30 days).
 
-    Also writes `client.properties`. Raises ClusterError.
+    Covers the nodes that have TLS, and clients; does nothing if no node has TLS. Creates a missing authority but never
+    renews it. Also writes `client.properties`. Raises ClusterError if the authority is invalid or a file cannot be read
+    or written.
     """
     tls_nodes = [node for node in nodes if node.certs is not None]
     if not tls_nodes:
@@ -54,7 +56,10 @@ def ensure(directory: Path, nodes: Iterable[NodeInfo]) -> None:
 
 
 def is_good(home: Path) -> bool:
-    """Return whether `home` contains a complete certificate that is valid for longer than RENEW_BEFORE_S."""
+    """Return whether `home` contains a certificate, key and CA file that are valid for longer than RENEW_BEFORE_S.
+
+    False if a file is missing or invalid.
+    """
     from kipmesh.core.errors import InvalidConfigError
     from kipmesh.transport.tls.files import TlsFiles, TlsPaths
     from kipmesh.transport.tls.making import AUTHORITIES_FILE, CERTIFICATE_FILE, KEY_FILE
@@ -68,7 +73,7 @@ def is_good(home: Path) -> bool:
 
 
 def client_config(nodes: Iterable[NodeInfo]) -> Mapping[str, str]:
-    """Return the client settings for a cluster's TLS; empty without TLS."""
+    """Return the client settings for a cluster's TLS, by key; empty without TLS."""
     for node in nodes:
         if node.certs is not None:
             return {"security.protocol": "SSL", "ssl.certificate.dir": str(Path(node.certs).parent / CLIENT)}

@@ -56,8 +56,9 @@ class Role(StrEnum):
 class NodeInfo:
     """One node as stored in `cluster.json`.
 
-    `grpc`, `kafka` and `http` are the listeners' addresses (host:port), None without such a listener. `pid` and
-    `process` (its identity) are None if the node does not run. `dir` and `log` are paths.
+    `node_id` is None for consumers. `grpc`, `kafka` and `http` are the listeners' addresses (host:port), None without
+    such a listener. `pid` and `process` (the identity of the process) are None if the node does not run, or runs in
+    this process. `dir` is the node's directory; `log` is its log file, None if it runs in this process.
     """
 
     name: str
@@ -75,13 +76,16 @@ class NodeInfo:
     """Directory of the node's certificate, None without TLS."""
 
     def at(self, directory: Path, *, has_tls: bool) -> NodeInfo:
-        """Return the node with paths below the cluster's `directory`."""
+        """Return the node with `dir`, `log` and, if `has_tls`, `certs` below the cluster's `directory`."""
         home = directory / self.name
         certs = str(directory / "certs" / self.name) if has_tls else None
         return replace(self, dir=str(home), log=str(home / "node.log"), certs=certs)
 
     def with_addresses(self, new: Callable[[], str], *, has_http: bool) -> NodeInfo:
-        """Return the node with an address from `new` for each of its listeners. Only `has_http` adds HTTP."""
+        """Return the node with an address from `new` for each of its listeners.
+
+        Controllers have gRPC, brokers gRPC and Kafka, consumers neither. Each also has HTTP if `has_http`.
+        """
         return replace(
             self,
             grpc=None if self.role is Role.CONSUMER else new(),
@@ -99,7 +103,7 @@ class Counts(NamedTuple):
     consumers: int | None = None
 
     def of(self, role: Role) -> int | None:
-        """Return the number of nodes of a role."""
+        """Return the number of nodes of a role, or None if it is not set."""
         return self[list(Role).index(role)]
 
 
@@ -119,12 +123,12 @@ class ClusterState:
 
     @property
     def bootstrap(self) -> str:
-        """Comma-separated gRPC addresses of all brokers."""
+        """Comma-separated gRPC addresses (host:port) of all brokers, running or not; "" if none has one."""
         return ",".join(node.grpc for node in self.nodes if node.role.is_broker and node.grpc)
 
     @property
     def kafka_bootstrap(self) -> str | None:
-        """Comma-separated Kafka addresses of all brokers, or None if no broker has a Kafka listener."""
+        """Comma-separated Kafka addresses (host:port) of all brokers, or None if no broker has a Kafka listener."""
         return ",".join(node.kafka for node in self.nodes if node.role.is_broker and node.kafka) or None
 
     @property
@@ -146,7 +150,10 @@ class ClusterState:
         raise ClusterError(f"unknown node {name!r}; the nodes are {', '.join(node.name for node in self.nodes)}")
 
     def check_unchanged(self, config: Mapping[str, str]) -> None:
-        """Raise ClusterError if a value in `config` differs from the one that the running nodes were started with."""
+        """Raise ClusterError if a value in `config` differs from the cluster's, or its key is not set there.
+
+        Keys that are missing in `config` are not compared.
+        """
         changed = sorted(key for key, value in config.items() if self.config.get(key) != value)
         if changed:
             current = ", ".join(f"{key} ({self.config.get(key, 'not set')})" for key in changed)
@@ -157,7 +164,7 @@ class ClusterState:
         return replace(self, nodes=tuple(changed if node.name == changed.name else node for node in self.nodes))
 
     def write(self, directory: Path) -> None:
-        """Replace `cluster.json` in `directory` atomically. Raises ClusterError."""
+        """Replace `cluster.json` in `directory` atomically. Raises ClusterError if it cannot be written."""
         document = {
             "bootstrap": self.bootstrap,
             "kafka_bootstrap": self.kafka_bootstrap,
@@ -176,7 +183,10 @@ class ClusterState:
 
 
 def read_state(directory: Path) -> ClusterState | None:
-    """Read `cluster.json` in a directory; None if it does not exist. Raises ClusterError for an invalid file."""
+    """Read `cluster.json` in a directory; None if it does not exist.
+
+    Raises ClusterError if the file is invalid or cannot be read, or `directory` is not a directory.
+    """
     file = directory / FILE_NAME
     try:
         document = json.loads(file.read_text())
@@ -226,7 +236,9 @@ def plan(
 ) -> tuple[NodeInfo, ...]:
     """Return the nodes of a cluster: `known` and those that `counts` adds, sorted by role.
 
-    `defaults` replace unset counts if `known` is empty. Raises ClusterError for counts that the cluster cannot have.
+    `counts` are totals; unset ones keep the number of known nodes or, if `known` is empty, are those of `defaults`.
+    Raises ClusterError if a role would lose nodes, controllers of an existing cluster would change in number, the total
+    exceeds NODES_MAX, a new cluster would not have 1, 3 or 5 controllers, or there is no broker.
     """
     nodes = list(known)
     for role in Role:
@@ -265,12 +277,15 @@ def _new_node(nodes: Sequence[NodeInfo], role: Role, number: int, directory: Pat
 
 
 def has_majority(nodes: Sequence[NodeInfo], running: int) -> bool:
-    """Return whether `running` controllers are a majority of those in `nodes`."""
+    """Return whether `running` controllers are more than half of the controllers in `nodes`."""
     return running > sum(node.role is Role.CONTROLLER for node in nodes) // 2
 
 
 def properties(state: ClusterState, node: NodeInfo, config: Mapping[str, str]) -> dict[str, str]:
-    """Return a node's properties. `config` contains the user's settings for this role and takes precedence."""
+    """Return the properties (key to value) of a node's configuration file.
+
+    `config` contains the user's settings for this role and takes precedence.
+    """
     if node.role is Role.CONSUMER:
         return {
             "bootstrap.servers": state.bootstrap,

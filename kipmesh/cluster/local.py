@@ -28,10 +28,12 @@ class LocalCluster:
     """A cluster on this machine, running from `up()` (or `with`) to `down()`.
 
     Args: mode: "single" (this process) or "processes"; controllers, leaders, followers, consumers: numbers of nodes,
-    default 1, 1, 2 and 0; dir: data directory, kept by `down`, default a temporary one; config: settings by dotted key,
-    each for all nodes that know the key; tls: TLS on all listeners; start_timeout_s: limit for starting, in seconds.
+    default 1, 1, 2 and 0, or those of an existing cluster in `dir` with mode="processes"; dir: data directory, kept by
+    `down`, default a temporary one; config: settings by dotted key, each for all nodes that know the key; tls: TLS on
+    all listeners; start_timeout_s: limit for starting, in seconds.
 
-    Raises ValueError for an unknown mode. Methods raise ClusterError, `up` also InvalidConfigError.
+    Raises ValueError for an unknown mode. All properties and methods except `up` and `down` raise ClusterError while
+    the cluster is not up, and those that take a name also for an unknown node.
     """
 
     def __init__(
@@ -59,9 +61,11 @@ class LocalCluster:
         self._backend: ProcessCluster | SingleCluster | None = None
 
     def up(self) -> Self:
-        """Start all nodes and return the cluster when every node is ready.
+        """Start all nodes and return the cluster when every node is ready. After an error it is down again.
 
-        Raises ClusterError if the cluster is already up or a node does not start, InvalidConfigError for a bad setting.
+        Raises InvalidConfigError for a bad setting, and ClusterError if the cluster is already up, the numbers of nodes
+        are impossible, or a node does not start in time. In mode="single" also raises the error of a node that fails to
+        start.
         """
         if self._backend is not None:
             raise ClusterError("the cluster is already up")
@@ -82,7 +86,10 @@ class LocalCluster:
         return self
 
     def down(self) -> None:
-        """Stop all nodes and remove the data directory unless `dir` was given. Idempotent."""
+        """Stop all nodes and remove the data directory unless `dir` was given. Idempotent.
+
+        Raises ClusterError if the nodes cannot be stopped; a temporary directory is removed even then.
+        """
         atexit.unregister(self.down)
         backend, self._backend = self._backend, None
         try:
@@ -120,7 +127,7 @@ class LocalCluster:
 
     @property
     def bootstrap(self) -> str:
-        """Bootstrap addresses for kipmesh clients: comma-separated host:port."""
+        """Bootstrap addresses for kipmesh clients: comma-separated host:port of all brokers, running or not."""
         return self.state.bootstrap
 
     @property
@@ -157,24 +164,38 @@ class LocalCluster:
     def start(self, name: str) -> None:
         """Start a stopped node and wait until it is ready.
 
-        Does not wait for a controller if too few controllers run to elect a leader of the quorum.
+        Does not wait for readiness of a controller if too few controllers run to elect a leader of the quorum. Raises
+        ClusterError if the node runs already or does not start in time; in mode="single" also the error of a node that
+        fails to start.
         """
         self._running.start(name)
 
     def stop(self, name: str) -> None:
-        """Stop a node cleanly."""
+        """Shut down a node gracefully and wait until it has ended (a process: SIGTERM, after 15 s SIGKILL).
+
+        Raises ClusterError if the node does not run.
+        """
         self._running.stop(name)
 
     def kill(self, name: str) -> None:
-        """Stop a node like a crash: by SIGKILL, or without shutdown steps in this process."""
+        """Stop a node like a crash: by SIGKILL, or without shutdown steps in mode="single".
+
+        Consumers in mode="single" are shut down gracefully. Raises ClusterError if the node does not run.
+        """
         self._running.kill(name)
 
     def pause(self, name: str) -> None:
-        """Pause a node's process (SIGSTOP). Raises ClusterError in mode="single"."""
+        """Pause a node's process (SIGSTOP) and wait until it is paused.
+
+        Raises ClusterError in mode="single", if the node does not run, or if it is not paused after 15 s.
+        """
         self._processes("pause").pause(name)
 
     def resume(self, name: str) -> None:
-        """Resume a paused process (SIGCONT). Raises ClusterError in mode="single"."""
+        """Resume a paused process (SIGCONT).
+
+        Raises ClusterError in mode="single", or if the node is not paused.
+        """
         self._processes("resume").resume(name)
 
     def _processes(self, method: str) -> ProcessCluster:

@@ -24,7 +24,7 @@ CAN_RESERVE = sys.platform.startswith("linux")
 
 
 def is_free(port: int) -> bool:
-    """Return whether a server can listen on the port."""
+    """Return whether a server can listen on the port of 127.0.0.1."""
     with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
         # Servers set it too: a port with connections in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -37,19 +37,28 @@ def is_free(port: int) -> bool:
 
 
 def choose(number: int, taken: Collection[int] = ()) -> list[int]:
-    """Return `number` free ports that are not in `taken`, without reserving them. Raises ClusterError."""
+    """Return `number` free ports that are not in `taken`, without reserving them.
+
+    Raises ClusterError if too few are found.
+    """
     with closing(PortReservation()) as reservation:
         return reservation.choose(number, taken)
 
 
 class PortReservation:
-    """Ports reserved for this cluster's servers: no other reservation chooses them until `close`."""
+    """Ports reserved for this cluster's servers until `close`.
+
+    On Linux no other reservation, also in other processes, chooses them. Elsewhere they are only checked, not reserved.
+    """
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
 
     def choose(self, number: int, taken: Collection[int] = ()) -> list[int]:
-        """Reserve and return `number` more free ports not in `taken`. Raises ClusterError if too few are free."""
+        """Reserve and return `number` more free ports that are not in `taken`.
+
+        Raises ClusterError if it finds too few in ATTEMPTS_MAX attempts.
+        """
         source = random.SystemRandom()
         last = _last_port()
         chosen: list[int] = []
@@ -69,7 +78,10 @@ class PortReservation:
             self._sockets.pop().close()
 
     def _reserve(self, port: int) -> bool:
-        """Bind a socket that never listens, and return whether the port was free. Connections are refused meanwhile."""
+        """Reserve the port with a bound socket, and return whether it was free.
+
+        The socket never listens: connections are refused until a server listens.
+        """
         bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             bound.bind((HOST, port))  # fails beside any other socket, because SO_REUSEADDR is not set yet
@@ -93,5 +105,5 @@ def _last_port() -> int:
 
 
 def port_of(address: str) -> int:
-    """Return the port of a `host:port` address."""
+    """Return the port of a `host:port` address. Raises ValueError if it is not a number."""
     return int(address.rpartition(":")[2])

@@ -62,14 +62,14 @@ class NodeHook(Protocol):
     """Changes how nodes start, for fault tests. Called in the thread of the command."""
 
     def properties(self, state: ClusterState, node: NodeInfo) -> Mapping[str, str]:
-        """Return settings of a node that override those of the cluster, including addresses."""
+        """Return settings of a node, which override those of the cluster and its addresses."""
 
     def command(self, node: NodeInfo, command: list[str]) -> list[str]:
         """Return the command line to run instead of `command`."""
 
 
 class NodeStatus(NamedTuple):
-    """A node and its state: ready, not ready, paused or stopped."""
+    """A node and its state: "ready", "not ready" (it runs), "paused" or "stopped"."""
 
     node: NodeInfo
     state: str
@@ -85,11 +85,14 @@ def _ignore(_name: str, _event: str) -> None:
 
 
 class ProcessCluster:
-    """The cluster in one directory. Each public method is one command and raises ClusterError.
+    """The cluster in one directory. Each public method except `close` and `detach` is one command.
 
     Args: directory: cluster.json and the nodes' directories; owned: nodes stop when this process dies; defaults: counts
-    of a new cluster; start_timeout_s, stop_timeout_s: limits until all nodes are ready, and until SIGKILL; on_event:
-    called for each change of a node's state; hook: changes how nodes start.
+    of a new cluster; start_timeout_s: seconds until all nodes must be ready; stop_timeout_s: seconds from SIGTERM until
+    SIGKILL; on_event: called for each change of a node's state; hook: changes how nodes start.
+
+    All commands raise ClusterError if cluster.json is invalid or, except `up`, missing. `up`, `down`, `start`, `stop`
+    and `kill` also raise it after waiting LOCK_TIMEOUT_S for another command.
     """
 
     def __init__(
@@ -116,17 +119,21 @@ class ProcessCluster:
     # --- commands
 
     def state(self) -> ClusterState:
-        """Return the content of cluster.json. Raises ClusterError if it does not exist."""
+        """Return the content of cluster.json. Raises ClusterError if it does not exist or is invalid."""
         state = read_state(self.directory)
         if state is None:
             raise ClusterError(f"no cluster in {self.directory} (no cluster.json); start one with: kipmesh local up")
         return state
 
     def up(self, counts: Counts, config: Mapping[str, str], *, tls: bool | None = None) -> bool:
-        """Start the nodes that do not run, and return whether there were any. Running nodes keep their configuration.
+        """Start the nodes that do not run, including those that `counts` adds, and wait until they are ready.
 
-        `tls` applies to a new cluster; None accepts the setting of an existing one. Raises ClusterError,
-        InvalidConfigError.
+        Returns False if there were none. `config` is added to the stored configuration; `tls` applies to a new cluster,
+        and None accepts the setting of an existing one.
+
+        Raises InvalidConfigError for a bad setting. Raises ClusterError if `tls` differs from the existing cluster,
+        `config` would change while nodes run, the counts are impossible, or a node exits or is not ready after
+        `start_timeout_s`. The nodes that this call started are then stopped.
         """
         if not self.directory.exists():
             self._check_new(counts, config, tls)
@@ -158,7 +165,10 @@ class ProcessCluster:
             return True
 
     def down(self) -> bool:
-        """Stop all nodes, controllers last. Return whether any node ran."""
+        """Stop all nodes, controllers last, and kill those that still run after `stop_timeout_s`.
+
+        Returns whether any node ran (or was paused).
+        """
         with self._locked():
             state = self.state()
             alive = [node for node in state.nodes if processes.is_alive(node)]
@@ -172,7 +182,8 @@ class ProcessCluster:
     def start(self, name: str, *, wait: bool = True) -> NodeStatus:
         """Start a stopped node and return its status, after it is ready if `wait`.
 
-        A controller only has to listen if too few controllers run to elect a leader of the quorum.
+        A controller only has to listen if too few controllers run to elect a leader of the quorum. Raises ClusterError
+        if the node is unknown, runs already, exits, or is not ready after `start_timeout_s`.
         """
         with self._locked():
             state = self.state()
@@ -187,15 +198,21 @@ class ProcessCluster:
             return NodeStatus(started, processes.status_of(started))
 
     def kill(self, name: str) -> None:
-        """Kill a node (SIGKILL) and wait until it is gone."""
+        """Kill a node (SIGKILL) and wait until it is gone. Raises ClusterError if it is unknown or does not run."""
         self._end(name, signal.SIGKILL)
 
     def stop(self, name: str) -> None:
-        """Stop a node (SIGTERM) and wait until it is gone; kill it after `stop_timeout_s`."""
+        """Stop a node (SIGTERM) and wait until it is gone; kill it after `stop_timeout_s`.
+
+        Raises ClusterError if it is unknown or does not run.
+        """
         self._end(name, signal.SIGTERM)
 
     def pause(self, name: str) -> None:
-        """Pause a node (SIGSTOP) and wait until it is paused. It keeps its connections but does not respond."""
+        """Pause a node (SIGSTOP) and wait until it is paused. It keeps its connections but does not respond.
+
+        Raises ClusterError if it is unknown, does not run, or still runs after PAUSE_TIMEOUT_S.
+        """
         self._signal(name, signal.SIGSTOP)
         node = self.state().node(name)
         deadline = time.monotonic() + PAUSE_TIMEOUT_S
@@ -205,14 +222,14 @@ class ProcessCluster:
             time.sleep(processes.POLL_INTERVAL_S)
 
     def resume(self, name: str) -> None:
-        """Resume a paused node (SIGCONT)."""
+        """Resume a paused node (SIGCONT). Raises ClusterError if it is unknown, not paused or not running."""
         node = self.state().node(name)
         if processes.state_of(node.pid, node.process) is ProcessState.RUNNING:
             raise ClusterError(f"{name} is not paused")
         self._signal(name, signal.SIGCONT)
 
     def status(self) -> list[NodeStatus]:
-        """Return the status of all nodes, which are probed in parallel."""
+        """Return the status of all nodes. Probes `/readyz` of running nodes in parallel."""
         nodes = self.state().nodes
         with ThreadPoolExecutor(max_workers=min(len(nodes), 16)) as pool:
             return [
@@ -249,7 +266,11 @@ class ProcessCluster:
         return ClusterState(known.cluster_id if known is not None else _new_cluster_id(), merged, nodes)
 
     def _with_ports(self, state: ClusterState, running: set[str], *, fresh: bool) -> ClusterState:
-        """Assign free ports to all stopped nodes: their previous ports if possible, new ones if `fresh`."""
+        """Return the state with a free port for each listener of the stopped nodes: new ones if `fresh`.
+
+        Otherwise nodes keep their previous ports if these are free. Raises ClusterError if a controller would have to
+        change its port while other nodes run, or if too few ports are free.
+        """
         used = (one for node in state.nodes for one in (node.grpc, node.kafka, node.http))
         taken = {ports.port_of(one) for one in used if one is not None}
         others_run = any(node.name in running and processes.is_alive(node) for node in state.nodes)
@@ -395,7 +416,7 @@ class ProcessCluster:
             raise ClusterError(f"{name} is not running")
 
     def _reap(self) -> None:
-        """Wait for children that exited, so that they do not remain zombies."""
+        """Reap children that exited, so that they do not remain zombies. Does not wait for running ones."""
         for child in self._children:
             if processes.identity(child.pid) is None:
                 with suppress(subprocess.TimeoutExpired):
@@ -403,7 +424,7 @@ class ProcessCluster:
         self._children = [child for child in self._children if child.returncode is None]
 
     def detach(self) -> None:
-        """Forget the child processes, which keep running after this process."""
+        """Forget the child processes, so that this process can exit without waiting for them or a warning."""
         for child in self._children:
             child.returncode = 0  # avoids the warning of Popen's finalizer
         self._children = []

@@ -69,13 +69,13 @@ def _boot_id() -> str:
 
 
 def identity(pid: int) -> str | None:
-    """Return a text that identifies the process even if its pid is reused; None if it is gone."""
+    """Return a text that identifies the process even if its pid is reused (boot id, start time); None if it is gone."""
     stat = _stat(pid)
     return None if stat is None or stat.is_gone else f"{_boot_id()}:{stat.started}"
 
 
 def state_of(pid: int | None, process: str | None) -> ProcessState:
-    """Return the state of a process; GONE if its identity is not `process`."""
+    """Return the state of a process; GONE if `process` is not its identity, or an argument is None."""
     if pid is None or process is None or identity(pid) != process:
         return ProcessState.GONE
     stat = _stat(pid)
@@ -85,7 +85,10 @@ def state_of(pid: int | None, process: str | None) -> ProcessState:
 
 
 def send(pid: int | None, process: str | None, number: signal.Signals) -> bool:
-    """Send a signal if the process with this pid has the identity `process`. Return whether it was sent."""
+    """Send a signal if the process with this pid has the identity `process`.
+
+    Returns whether the signal was sent: False if the process is gone, or `pid` or `process` is None.
+    """
     if pid is None or state_of(pid, process) is ProcessState.GONE:
         return False
     with suppress(ProcessLookupError):
@@ -103,7 +106,7 @@ def send(pid: int | None, process: str | None, number: signal.Signals) -> bool:
 
 
 def wait_gone(wanted: Iterable[tuple[int | None, str | None]], timeout_s: float) -> bool:
-    """Wait until all processes (pid, identity) are gone. Return False after `timeout_s`."""
+    """Wait until all processes (pid, identity) are gone. Returns True, or False after `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     left = list(wanted)
     while left := [one for one in left if state_of(*one) is not ProcessState.GONE]:
@@ -114,7 +117,11 @@ def wait_gone(wanted: Iterable[tuple[int | None, str | None]], timeout_s: float)
 
 
 def probe(address: str, path: str, *, certs: str | None = None) -> int | None:
-    """Return the HTTP status of a GET request, or None without a response. Uses TLS if `certs` names a directory."""
+    """Return the HTTP status of a GET request to `address` (host:port).
+
+    None if it cannot connect or receives no valid response. Uses TLS if `certs` names a directory, whose `ca.crt` is
+    trusted.
+    """
     host, _, port = address.rpartition(":")
     try:
         with _connected(host, int(port), certs) as connection:
@@ -140,7 +147,7 @@ def _connected(host: str, port: int, certs: str | None) -> socket.socket:
 
 
 def listens(address: str) -> bool:
-    """Return whether `host:port` accepts connections."""
+    """Return whether `host:port` accepts a connection within 5 s."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=_PROBE_TIMEOUT_S):
@@ -150,7 +157,10 @@ def listens(address: str) -> bool:
 
 
 def log_tail(file: Path, offset: int, *, lines: int) -> list[str]:
-    """Return the last lines that were written to a log after `offset` (bytes); [] if it cannot be read."""
+    """Return at most `lines` last lines that were written to a log after `offset` (bytes), from its last 64 KiB.
+
+    Empty if the log cannot be read.
+    """
     bytes_max = 64 << 10
     try:
         with file.open("rb") as stream:
@@ -170,22 +180,25 @@ def is_alive(node: NodeInfo) -> bool:
 
 
 def is_ready(node: NodeInfo) -> bool:
-    """Return whether a node's `/readyz` responds with 200."""
+    """Return whether a node's `/readyz` responds with 200. False without an HTTP listener."""
     return node.http is not None and probe(node.http, "/readyz", certs=node.certs) == 200
 
 
 def is_listening(node: NodeInfo) -> bool:
-    """Return whether a node's gRPC listener accepts connections."""
+    """Return whether a node's gRPC listener accepts connections. False without such a listener."""
     return node.grpc is not None and listens(node.grpc)
 
 
 def without_process(node: NodeInfo) -> NodeInfo:
-    """Return the node without pid and identity. A process that is still alive keeps them."""
+    """Return the node without pid and identity if its process is gone, else unchanged."""
     return node if is_alive(node) else replace(node, pid=None, process=None)
 
 
 def may_become_ready(state: ClusterState, node: NodeInfo) -> bool:
-    """Return whether a node can become ready once started. A controller needs a majority of controllers running."""
+    """Return whether `node` can become ready once started.
+
+    Always true for other roles. A controller needs a majority of controllers running (not paused), itself included.
+    """
     if node.role is not Role.CONTROLLER:
         return True
     running = sum(
@@ -197,7 +210,7 @@ def may_become_ready(state: ClusterState, node: NodeInfo) -> bool:
 
 
 def status_of(node: NodeInfo) -> str:
-    """Return "stopped", "paused", "ready" or "not ready"."""
+    """Return "stopped", "paused", "ready" (`/readyz` responds with 200) or "not ready"."""
     match state_of(node.pid, node.process):
         case ProcessState.GONE:
             return "stopped"

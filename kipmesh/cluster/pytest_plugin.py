@@ -35,7 +35,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def kipmesh_cluster(pytestconfig: pytest.Config) -> Iterator[LocalCluster]:
-    """Start a cluster of one controller and three brokers in this process for the session."""
+    """Run a cluster of one controller and three brokers in this process for the whole session.
+
+    The settings are those of the ini option `kipmesh_config`.
+    """
     from kipmesh.cluster import LocalCluster
 
     pairs = (line.partition("=") for line in pytestconfig.getini(_OPTION))
@@ -65,7 +68,9 @@ def kipmesh_topic_prefix(request: pytest.FixtureRequest, _kipmesh_test_numbers: 
 def kipmesh_topic(kipmesh_bootstrap: str, kipmesh_topic_prefix: str) -> Callable[..., str]:
     """Return a function that creates a topic and returns its full name: `kipmesh_topic("orders", partitions=3)`.
 
-    Other keyword arguments are topic settings, for example `retention_ms=60000`.
+    The full name starts with `kipmesh_topic_prefix`. Defaults: name "topic", one partition, the brokers' replication
+    factor. Other keyword arguments are topic settings with underscores for dots, for example `retention_ms="60000"`.
+    The function raises KafkaError if the topic cannot be created, for example because it exists.
     """
 
     def make(name: str = "topic", *, partitions: int = 1, replication_factor: int = -1, **configs: str) -> str:

@@ -30,7 +30,10 @@ POLL_INTERVAL_S = 0.05
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until SIGTERM or SIGINT and return the exit code. Errors are printed as one line on stderr."""
+    """Run until SIGTERM or SIGINT. Return 0, or 1 after an error, which is printed as one line on stderr.
+
+    Raises SystemExit for invalid arguments (exit code 2).
+    """
     options = _parser().parse_args(arguments)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -79,7 +82,11 @@ def listeners(node: NodeInfo, advertised: Mapping[str, Sequence[str]]) -> Mappin
 
 
 def _advertised(options: argparse.Namespace, stop: threading.Event) -> Mapping[str, Sequence[str]] | None:
-    """Return `{"mesh": [HOST:PORT, ...], "kafka": [...]}`, one address per broker; None if stopped before."""
+    """Return `{"mesh": [HOST:PORT, ...], "kafka": [...]}`, one address per broker.
+
+    Waits for `--advertise-file`; None if `stop` is set first. Raises ValueError if the file has another number of
+    addresses.
+    """
     if options.advertise_file is None:
         host = options.advertise
         return {

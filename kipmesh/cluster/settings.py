@@ -34,7 +34,7 @@ RESERVED = frozenset(
 
 
 def config_type(role: Role) -> type[Config]:
-    """Return the configuration class of a role's service."""
+    """Return the configuration class of a role's service: one for controllers, for consumers, and for brokers."""
     match role:
         case Role.CONTROLLER:
             return ControllerConfig
@@ -68,11 +68,17 @@ def for_role(config: Mapping[str, str], role: Role) -> dict[str, str]:
 
 
 def parsed(state: ClusterState, node: NodeInfo, over: Mapping[str, str] | None = None) -> Config:
-    """Return a node's parsed configuration; values in `over` take precedence. Raises InvalidConfigError."""
+    """Return a node's parsed configuration; values in `over` take precedence.
+
+    Raises InvalidConfigError for an invalid value or an unknown key in `over`.
+    """
     values = properties(state, node, for_role(state.config, node.role)) | dict(over or {})
     return config_type(node.role).parse(values)
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings in `KIPMESH_CONFIG_*` variables. Raises InvalidConfigError for a key no service knows."""
+    """Return the settings in `KIPMESH_CONFIG_*` variables, by dotted key.
+
+    Raises InvalidConfigError for a key that no service knows.
+    """
     return settings.from_environment(environment, frozenset[str]().union(*(_keys(role) for role in Role)))

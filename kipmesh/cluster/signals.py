@@ -13,7 +13,7 @@ TERMINATING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(KeyboardInterrupt):
-    """KeyboardInterrupt for another signal, whose number decides the exit code."""
+    """A KeyboardInterrupt caused by SIGTERM or SIGHUP. `number` is that signal, which decides the exit code."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -34,7 +34,8 @@ def _handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], 
 def signals_as_interrupt() -> Iterator[None]:
     """Raise `Terminated` in the main thread on SIGTERM and SIGHUP, so that the block can clean up.
 
-    A signal that is ignored (SIGHUP under nohup) stays ignored.
+    A signal that is ignored (SIGHUP under nohup) or has a handler keeps its treatment. Raises ValueError outside the
+    main thread.
     """
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:
@@ -46,9 +47,10 @@ def signals_as_interrupt() -> Iterator[None]:
 
 @contextmanager
 def deferred_signals() -> Iterator[None]:
-    """Deliver SIGINT, SIGTERM and SIGHUP after the block, also if it raises. Does nothing outside the main thread.
+    """Delay SIGINT, SIGTERM and SIGHUP that arrive in the block until it ends, also if it raises.
 
-    Replaces the handlers instead of blocking the signals, because child processes inherit blocked signals.
+    Ignored signals stay ignored. Does nothing outside the main thread. Replaces the handlers instead of blocking the
+    signals, because child processes inherit blocked signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

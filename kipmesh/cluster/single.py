@@ -38,10 +38,12 @@ class _Node(Protocol):
 
 @dataclass(eq=False)
 class SingleCluster:
-    """Nodes in a background thread. `up` can be called once.
+    """A cluster whose nodes all run in one background thread. `up` can be called once.
 
-    Args: directory: data of the nodes; start_timeout_s: limit for starting nodes; properties: returns settings of a
-    node that override those of the cluster.
+    Args: directory: data of the nodes; start_timeout_s: limit for starting nodes, in seconds; properties: returns
+    settings of a node that override those of the cluster.
+
+    Methods that take a node's name raise ClusterError for an unknown one, and before `up`.
     """
 
     directory: Path
@@ -63,13 +65,14 @@ class SingleCluster:
         return self._state
 
     def is_running(self, name: str) -> bool:
-        """Return whether a node runs. Raises ClusterError for an unknown name."""
+        """Return whether a node was started and not stopped. Raises ClusterError for an unknown name."""
         return self.state().node(name).name in self._nodes
 
     def node_object(self, name: str) -> Any:
-        """Return the node object, for tests. It may only be used in the event loop of the cluster's thread.
+        """Return the node (ControllerNode, BrokerNode or ConsumerNode), for tests.
 
-        Raises ClusterError if the node is unknown or does not run.
+        It may only be used in the event loop of the cluster's thread. Raises ClusterError if the node is unknown or
+        does not run.
         """
         try:
             return self._nodes[self.state().node(name).name]
@@ -77,9 +80,10 @@ class SingleCluster:
             raise ClusterError(f"{name} is not running") from None
 
     def up(self, counts: Counts, config: Mapping[str, str], *, tls: bool | None = None) -> None:
-        """Start all nodes and return when they are ready.
+        """Start all nodes and return when they are ready. After an error all are stopped.
 
-        Raises ClusterError, InvalidConfigError, or the error of a node that failed to start.
+        Raises ClusterError for impossible counts or a timeout, InvalidConfigError for a bad setting, or the error of a
+        node that failed to start. `tls` None means no TLS.
         """
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         from kipmesh.cluster import settings
@@ -97,7 +101,10 @@ class SingleCluster:
             raise
 
     def _placed(self, nodes: Sequence[NodeInfo], config: Mapping[str, str], *, has_tls: bool) -> ClusterState:
-        """Assign ports and directories to the nodes and create their certificates."""
+        """Return the new cluster's state, with ports, directories and certificates for the nodes.
+
+        Raises ClusterError.
+        """
         addresses = (f"{ports.HOST}:{port}" for port in self._ports.choose(3 * len(nodes)))
         placed = [
             replace(
@@ -112,7 +119,10 @@ class SingleCluster:
         return ClusterState("single-" + os.urandom(8).hex(), dict(config), tuple(placed))
 
     def down(self) -> None:
-        """Stop all nodes and the thread. Idempotent."""
+        """Stop all nodes and the thread. Idempotent. Errors of nodes are ignored.
+
+        Raises ClusterError if the nodes have not stopped after CALL_TIMEOUT_S.
+        """
         loop, thread = self._loop, self._thread
         try:
             if loop is not None:
@@ -125,9 +135,11 @@ class SingleCluster:
             self._ports.close()
 
     def start(self, name: str) -> None:
-        """Restart a node with its data and ports, and wait until it is ready. Raises ClusterError.
+        """Start a stopped node with its data and ports, and wait until it is ready.
 
-        Does not wait for a controller if too few controllers run to elect a leader of the quorum.
+        Does not wait for readiness of a controller if too few controllers run to elect a leader of the quorum. Raises
+        ClusterError if the node is unknown, already running or not ready in time, or the error of a node that failed to
+        start.
         """
         node = self.state().node(name)
         if name in self._nodes:
@@ -137,12 +149,15 @@ class SingleCluster:
         self._call(self._start_nodes((node,), until_ready=can_be_ready))
 
     def stop(self, name: str) -> None:
-        """Stop a node cleanly. Raises ClusterError if it does not run."""
+        """Shut down a node gracefully. Raises ClusterError if it is unknown or does not run."""
         self.node_object(name)
         self._call(self._nodes.pop(name).stop())
 
     def kill(self, name: str) -> None:
-        """Stop a node like a crash, without flushing its files. Raises ClusterError if it does not run."""
+        """Stop a node like a crash, without flushing its files. A consumer is shut down gracefully.
+
+        Raises ClusterError if the node is unknown or does not run.
+        """
         self.node_object(name)
         node = self._nodes.pop(name)
         abort = getattr(node, "abort", None)

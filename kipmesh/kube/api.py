@@ -26,11 +26,17 @@ RUN_TIMEOUT_S = 120.0
 
 
 class KubeError(Exception):
-    """A call of the Kubernetes API failed. The message is one line."""
+    """A call of the Kubernetes API or a command in a pod failed, or a wait for pods timed out.
+
+    The message is one line.
+    """
 
 
 class Lease(NamedTuple):
-    """State of a Lease: its holder ("" if free), its duration after a renewal, and its resource version."""
+    """State of a Lease: its holder ("" if free), seconds from a renewal until it expires, and its resource version.
+
+    `duration_s` is 0 if it is not set.
+    """
 
     holder: str
     duration_s: int
@@ -50,7 +56,9 @@ class ServiceEndpoint(NamedTuple):
 class KubeApi:
     """Client of the Kubernetes API, with the pod's service account or a kubeconfig.
 
-    Construction raises KubeError if neither exists or the package `kubernetes` is missing. All methods raise KubeError.
+    Construction raises KubeError if neither exists or the package `kubernetes` is missing. Every method raises
+    KubeError if its call fails or takes longer than CALL_TIMEOUT_S: NotFoundError if the object does not exist,
+    ForbiddenError if the account lacks the permission.
     """
 
     def __init__(self) -> None:
@@ -76,7 +84,10 @@ class KubeApi:
         return dict(node.metadata.labels or {})
 
     def node_address(self, name: str) -> str:
-        """Return the ExternalIP of a Kubernetes node, or its InternalIP."""
+        """Return the ExternalIP of a Kubernetes node, or its InternalIP if it has none.
+
+        Raises KubeError if it has neither, or the API call fails.
+        """
         node = self._call(f"get node {name}", self._core.read_node, name)
         known = {one.type: one.address for one in reversed(node.status.addresses or [])}
         for kind in ("ExternalIP", "InternalIP"):
@@ -85,7 +96,11 @@ class KubeApi:
         raise KubeError(f"node {name} has no ExternalIP or InternalIP")
 
     def service_endpoint(self, namespace: str, name: str) -> ServiceEndpoint:
-        """Return the endpoint of a NodePort or LoadBalancer Service. Raises KubeError for another type."""
+        """Return the endpoint of a NodePort or LoadBalancer Service.
+
+        Its `address` is None for a NodePort, or until a load balancer is assigned. Raises KubeError for a Service of
+        another type, or if the API call fails.
+        """
         found = self._call(f"get service {name}", self._core.read_namespaced_service, name, namespace)
         port = found.spec.ports[0]
         if found.spec.type == "LoadBalancer":
@@ -106,14 +121,17 @@ class KubeApi:
         return None if found.metadata.deletion_timestamp is not None else int(found.spec.replicas)
 
     def read_lease(self, namespace: str, name: str) -> Lease:
-        """Return the state of an existing Lease."""
+        """Return the state of a Lease. Raises NotFoundError if it does not exist."""
         found = self._call(f"get lease {name}", self._leases.read_namespaced_lease, name, namespace)
         spec = found.spec
         holder, duration = (spec.holder_identity, spec.lease_duration_seconds) if spec is not None else (None, None)
         return Lease(holder or "", duration or 0, found.metadata.resource_version)
 
     def write_lease(self, namespace: str, name: str, holder: str, duration_s: int, version: str) -> bool:
-        """Acquire or renew a Lease. Return False if it has changed since `version`."""
+        """Acquire or renew a Lease for `holder`, for `duration_s` seconds from now.
+
+        Returns True, or False without a change if its resource version is no longer `version`.
+        """
         spec = self._client.V1LeaseSpec(
             holder_identity=holder, lease_duration_seconds=duration_s, renew_time=datetime.now(UTC)
         )
@@ -128,18 +146,25 @@ class KubeApi:
         return True
 
     def pods(self, namespace: str, selector: str) -> list[Any]:
-        """Return the pods that match a label selector."""
+        """Return the pods (V1Pod) of a namespace that match a label selector; empty if none does."""
         call = self._core.list_namespaced_pod
         return list(self._call(f"list pods of {namespace}", call, namespace, label_selector=selector).items)
 
     def delete_pod(self, namespace: str, name: str, *, grace_s: int) -> None:
-        """Delete a pod after `grace_s`; 0 kills it immediately. Does nothing if the pod does not exist."""
+        """Request the deletion of a pod, without waiting for its end. Does nothing if the pod does not exist.
+
+        Kubernetes kills its processes after `grace_s` seconds; 0 kills them immediately.
+        """
         with contextlib.suppress(NotFoundError):
             call = self._core.delete_namespaced_pod
             self._call(f"delete pod {name}", call, name, namespace, grace_period_seconds=grace_s)
 
     def evict_pod(self, namespace: str, name: str) -> None:
-        """Evict a pod, as `kubectl drain` does. Raises NotFoundError, or TooManyError (disruption budget)."""
+        """Request the eviction of a pod, as `kubectl drain` does, without waiting for its end.
+
+        Raises NotFoundError if it does not exist, or TooManyError if a disruption budget forbids the eviction at the
+        moment.
+        """
         body = self._client.V1Eviction(metadata=self._client.V1ObjectMeta(name=name, namespace=namespace))
         self._call(f"evict pod {name}", self._core.create_namespaced_pod_eviction, name, namespace, body)
 
@@ -149,7 +174,11 @@ class KubeApi:
         self._call(f"label pod {name}", self._core.patch_namespaced_pod, name, namespace, patch)
 
     def run(self, namespace: str, pod: str, command: list[str], timeout_s: float = RUN_TIMEOUT_S) -> str:
-        """Run a command in a pod and return its output. Raises KubeError for a timeout or an exit code other than 0."""
+        """Run a command in a pod and return its output (stdout and stderr).
+
+        Raises KubeError if the command cannot run, does not end within `timeout_s` seconds, or has an exit code other
+        than 0.
+        """
         from kubernetes import stream
         from kubernetes.client.exceptions import ApiException
 
@@ -187,19 +216,19 @@ class KubeApi:
 
 
 class NotFoundError(KubeError):
-    """The object does not exist (404)."""
+    """A KubeError because the object does not exist (404)."""
 
 
 class ConflictError(KubeError):
-    """The object has changed since it was read (409)."""
+    """A KubeError because the object has changed since it was read (409)."""
 
 
 class TooManyError(KubeError):
-    """A disruption budget forbids the eviction at the moment (429)."""
+    """A KubeError because a disruption budget forbids the eviction at the moment (429)."""
 
 
 class ForbiddenError(KubeError):
-    """The service account lacks the permission or was deleted (401, 403)."""
+    """A KubeError because the service account lacks the permission or was deleted (401, 403)."""
 
 
 _KINDS: dict[int, type[KubeError]] = {

@@ -32,7 +32,7 @@ PAGE_BYTES = 4096
 
 
 def node_process() -> int:
-    """Return the pid of the node's process, or 1 if none is found."""
+    """Return the pid of the node's process, the lowest with `-m kipmesh_SERVICE`; 1 if none is found."""
     for number in sorted(int(one.name) for one in PROC.iterdir() if one.name.isdigit()):
         with suppress(OSError):
             words = (PROC / str(number) / "cmdline").read_bytes().split(b"\0")
@@ -42,7 +42,7 @@ def node_process() -> int:
 
 
 def signal_node(number: signal.Signals) -> None:
-    """Send a signal to the node's process. Raises OSError, or ValueError for SIGSTOP to process 1."""
+    """Send a signal to the node's process. Raises ValueError for SIGSTOP if that is process 1, else OSError."""
     process = node_process()
     if process == 1 and number is signal.SIGSTOP:
         raise ValueError(
@@ -52,9 +52,9 @@ def signal_node(number: signal.Signals) -> None:
 
 
 def memory_bytes() -> tuple[int, int]:
-    """Return this container's memory limit and its use without reclaimable caches.
+    """Return this container's memory limit and its use without inactive file caches, both in bytes.
 
-    Raises ValueError if there is no limit.
+    Raises ValueError if there is no limit, OSError if the control group cannot be read.
     """
     if (CGROUP / "memory.max").exists():
         directory, limit_file, used_file, dropped = CGROUP, "memory.max", "memory.current", "inactive_file"
@@ -69,10 +69,11 @@ def memory_bytes() -> tuple[int, int]:
 
 
 def press(workers: int, memory_share: float, for_s: float) -> None:
-    """Start pressure in the background, after ending previous pressure.
+    """Start pressure in the background, after ending previous pressure. Does not wait.
 
-    Args: workers: number of busy processes; memory_share: share of the memory limit to bring into use; for_s: duration.
-    Raises ValueError, OSError.
+    Args: workers: number of busy processes; memory_share: share of the memory limit (0 to 1) up to which memory is
+    used, by all processes together, 0 for no memory pressure; for_s: duration in seconds. Raises ValueError if
+    `memory_share` is set but the container has no memory limit, or OSError.
     """
     relieve()
     taken_bytes = 0
@@ -87,7 +88,7 @@ def press(workers: int, memory_share: float, for_s: float) -> None:
 
 
 def relieve() -> None:
-    """End the pressure, if any.
+    """Kill the processes that `press` started, if they still run.
 
     Checks the group's command lines first: the pid file survives a killed container, and the pid may be reused.
     """
@@ -99,7 +100,10 @@ def relieve() -> None:
 
 
 def pressure_processes(group: int) -> list[int]:
-    """Return the pids in a process group whose command line is that of pressure. The group leader may have exited."""
+    """Return the pids in a process group that run this module, as `press` starts it; empty if none does.
+
+    The group leader may have exited.
+    """
     found = []
     for number in (int(one.name) for one in PROC.iterdir() if one.name.isdigit()):
         with suppress(OSError, ValueError, IndexError):
@@ -112,7 +116,10 @@ def pressure_processes(group: int) -> list[int]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Put pressure on the container. `arguments`: busy processes, bytes of memory to use, seconds."""
+    """Put pressure on the container until the time is over. The busy processes are forked.
+
+    `arguments`: number of busy processes, bytes of memory to use, seconds.
+    """
     workers, taken_bytes, for_s = int(arguments[0]), int(arguments[1]), float(arguments[2])
     deadline = time.monotonic() + for_s
     for _ in range(workers):

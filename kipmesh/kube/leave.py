@@ -60,7 +60,10 @@ class Api(Protocol):
 
 
 def log_line(text: str) -> None:
-    """Write a line to the container's log, through the node's stdout. Kubernetes discards the output of hooks."""
+    """Write a line to the container's log, through the node's stdout, or else to this process's stdout.
+
+    Kubernetes discards the output of hooks.
+    """
     line = f"kipmesh.kube: {text}\n"
     try:
         with Path(f"/proc/{node_process()}/fd/1").open("w") as log:
@@ -71,10 +74,13 @@ def log_line(text: str) -> None:
 
 
 def main(pod: PodRef, first_id: int, client: Mapping[str, str], timeout_s: float) -> int:
-    """Run the hook. Return 0 if the broker may stop, 1 if it stops although partitions need it.
+    """Run the hook. Return 0 if the broker may stop, or need not wait because its StatefulSet is being deleted.
+
+    Returns 1 if the broker was not drained although it is scaled down, or stops although partitions need it or the
+    check failed; the reason is logged.
 
     Args: first_id: node.id of the pod with ordinal 0; client: client settings with `bootstrap.servers`; timeout_s:
-    limit for waiting, not for draining.
+    limit for waiting in seconds, not for draining. Raises ValueError if the pod's name has no ordinal.
     """
     number = ordinal(pod.pod)
     broker_id = first_id + number
@@ -101,10 +107,10 @@ def retry(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
-    """Return the result of `call`, repeated while it raises KubeError. `clock` returns seconds.
+    """Return the result of `call`, repeated every POLL_INTERVAL_S while it raises KubeError.
 
     Raises ForbiddenError if every call was refused for FORBIDDEN_FOR_S, or KubeError (not ForbiddenError) after
-    RETRY_TIMEOUT_S.
+    RETRY_TIMEOUT_S. `clock` returns monotonic seconds.
     """
     deadline = clock() + RETRY_TIMEOUT_S
     forbidden_at: float | None = None
@@ -165,7 +171,10 @@ async def _wait_until_not_needed(admin: AdminClient, broker_id: int, deadline: f
 
 
 async def _retry_admin(call: Callable[[], Awaitable[T]], broker_id: int, deadline: float) -> T:
-    """Return the result of `call`, repeated until the deadline while it raises a retriable KafkaError."""
+    """Return the result of `call`, repeated until the deadline while it raises a retriable KafkaError.
+
+    Raises other KafkaErrors immediately, and the last one after the deadline (monotonic seconds).
+    """
     logged = ""
     while True:
         try:
@@ -185,7 +194,10 @@ def _first_names(names: Sequence[str]) -> str:
 
 
 async def needed_by(admin: AdminClient, broker_id: int) -> list[str]:
-    """Return the partitions that would have too few in-sync replicas without the broker. Raises KafkaError."""
+    """Return the partitions (TOPIC-NUMBER) that would have too few in-sync replicas without the broker.
+
+    Empty if it may stop. Raises KafkaError if the topics or their configurations cannot be read.
+    """
     topics = [
         topic for topic in await admin.list_topics() if any(broker_id in one.isr for one in topic.partitions.values())
     ]
@@ -196,7 +208,11 @@ async def needed_by(admin: AdminClient, broker_id: int) -> list[str]:
 
 
 def partitions_needing(topics: Sequence[TopicMetadata], minimums: Mapping[str, int], broker_id: int) -> list[str]:
-    """Return the partitions (TOPIC-NUMBER) that need the broker. `minimums` has `min.insync.replicas` by topic."""
+    """Return the partitions (TOPIC-NUMBER) that would have too few in-sync replicas without the broker.
+
+    Required are `min.insync.replicas` (`minimums`, by topic, default 1) or all other replicas, whichever is less.
+    Partitions in which the broker is not in sync do not need it.
+    """
     found = []
     for topic in topics:
         for number, one in sorted(topic.partitions.items()):
@@ -217,9 +233,13 @@ class StopLease:
         self._seen: tuple[str, float] = ("", 0.0)
 
     def acquire(self, brokers: Collection[int], now: float) -> str:
-        """Acquire or renew the Lease. Return "" on success, or a description of the holder.
+        """Acquire or renew the Lease. Return "" on success, or a description of the other holder, without waiting.
 
-        Args: brokers: ids of the brokers that are registered; now: monotonic time in seconds. Raises KubeError.
+        Another pod's Lease is taken over if its broker is not in `brokers`, or if the Lease has not changed for its
+        duration while this object observed it.
+
+        Args: brokers: ids of the registered brokers; now: monotonic time in seconds. Raises KubeError if an API call
+        fails.
         """
         lease = self._api.read_lease(self._pod.namespace, self._pod.lease)
         if lease.version != self._seen[0]:
@@ -229,7 +249,7 @@ class StopLease:
         return "" if self._write(lease) else "another pod that acquired the lease first"
 
     def renew(self) -> None:
-        """Renew the Lease if this pod still holds it. Raises KubeError."""
+        """Renew the Lease if this pod still holds it, else do nothing. Raises KubeError if an API call fails."""
         lease = self._api.read_lease(self._pod.namespace, self._pod.lease)
         if lease.holder == self._me:
             self._write(lease)
@@ -246,7 +266,11 @@ class StopLease:
 async def _exclusive(
     api: Api | None, pod: PodRef, admin: AdminClient, broker_id: int, deadline: float
 ) -> AsyncIterator[None]:
-    """Hold the release's Lease within the block. Continues without it after the deadline, or if `api` is None."""
+    """Hold the release's Lease within the block, and renew it. It is not released after the block.
+
+    Waits for the Lease until the deadline (monotonic seconds) and then continues without it; immediately if `api` is
+    None. Raises KafkaError if the cluster cannot be described.
+    """
     if api is None:
         yield
         return

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Listener(NamedTuple):
-    """A listener other than MESH, and its advertised address."""
+    """A listener other than MESH, and its advertised address. `str()` returns NAME://HOST:PORT."""
 
     name: str
     host: str
@@ -65,7 +65,10 @@ class Member(NamedTuple):
         return self.first_id + ordinal(self.pod)
 
     def properties(self) -> dict[str, str]:
-        """Return `node.id` and `advertised.listeners` of the pod's node."""
+        """Return `node.id` and `advertised.listeners` of the pod's node.
+
+        Raises ValueError for a pod name without an ordinal.
+        """
         return {
             "node.id": str(self.node_id),
             "advertised.listeners": ",".join(
@@ -83,14 +86,17 @@ def ordinal(pod: str) -> int:
 
 
 def rack_of(node: str, label: str) -> str | None:
-    """Return the value of a Kubernetes node's label, or None. Retries for RETRY_TIMEOUT_S, then raises KubeError."""
+    """Return the value of a Kubernetes node's label, or None if the label is missing or empty.
+
+    Repeats a failing call for RETRY_TIMEOUT_S, then raises KubeError.
+    """
     return _retry(lambda: KubeApi().node_labels(node).get(label) or None)
 
 
 def external_listener(external: ExternalService) -> Listener:
-    """Return the listener for clients outside Kubernetes.
+    """Return the listener for clients outside Kubernetes, with the address to advertise.
 
-    Retries for RETRY_TIMEOUT_S, for example until a load balancer has an address, then raises KubeError.
+    Repeats failing calls for RETRY_TIMEOUT_S, also until a load balancer has an address, then raises KubeError.
     """
     return _retry(lambda: _external_listener(external, KubeApi()))
 
@@ -120,7 +126,9 @@ def _retry(call: Callable[[], T]) -> T:
 def write(base: Path, out: Path, member: Member | None, rack_key: str, rack: str | None) -> None:
     """Write the node's properties file `out` atomically, from `base`, `member` and `rack`.
 
-    A rack in `base` takes precedence. Raises InvalidConfigError, ValueError, OSError.
+    `rack` becomes the value of `rack_key`, unless it is None or `base` has that key. Raises InvalidConfigError if
+    `base` is invalid or cannot be read, ValueError if the pod's name has no ordinal, or OSError if `out` cannot be
+    written.
     """
     values = read_properties(base)
     if member is not None:

@@ -43,7 +43,11 @@ PRESS_FOR_S = 900
 
 
 class PodNode(NamedTuple):
-    """A node of the cluster and its pod."""
+    """A node of the cluster and its pod.
+
+    `rack` is the name of the Kubernetes node, "" until the pod is scheduled. `grpc` is host:port. `dir` is always "".
+    `uid` is that of the pod, "" while the pod is missing. `is_cut` is whether its network traffic is blocked.
+    """
 
     name: str
     node_id: int | None
@@ -60,7 +64,11 @@ class PodNode(NamedTuple):
 
 
 class KubeRelease:
-    """The pods of one release. All methods block and raise KubeError."""
+    """The pods of one release. All methods block.
+
+    They raise KubeError if an API call or a command in a pod fails, if the release has no node of the given name, or if
+    a wait exceeds its time limit or `given_up` is set.
+    """
 
     def __init__(self, namespace: str, release: str) -> None:
         self._api = KubeApi()
@@ -79,7 +87,10 @@ class KubeRelease:
         self._known: list[PodNode] = []
 
     def nodes(self) -> Sequence[PodNode]:
-        """Return all nodes, running or not. The list is cached for half a poll interval."""
+        """Return all nodes, running or not, including pods that a fault ended and Kubernetes has not recreated.
+
+        The list is cached for half of POLL_INTERVAL_S.
+        """
         if time.monotonic() - self._listed_at < POLL_INTERVAL_S / 2:
             return self._known
         found = {node.name: node for node in map(_node, self._api.pods(self._namespace, self._selector))}
@@ -91,7 +102,10 @@ class KubeRelease:
         return self._known
 
     def up(self) -> None:
-        """Remove cuts and filling files of earlier runs, then wait until all pods are ready."""
+        """Remove cuts and filling files of earlier runs, then wait until all pods are ready.
+
+        Raises KubeError if either takes longer than READY_TIMEOUT_S.
+        """
         for node in map(_node, self._api.pods(self._namespace, self._selector)):
             if node.is_cut:
                 self._cut.add(node.name)
@@ -100,18 +114,22 @@ class KubeRelease:
         self._wait("ready pods", READY_TIMEOUT_S, self._all_ready)
 
     def is_running(self, name: str) -> bool:
-        """Return whether a node's container runs."""
+        """Return whether a node's container runs. False also while its pod is being deleted."""
         return self._node(name).pid is not None
 
     def kill(self, name: str) -> None:
-        """Delete a node's pod without grace period (SIGKILL) and wait until it is gone."""
+        """Delete a node's pod without grace period (SIGKILL) and wait until it is gone, for up to STOP_TIMEOUT_S."""
         node = self._node(name)
         self._ended.add(name)
         self._api.delete_pod(self._namespace, node.pod, grace_s=0)
         self._wait_gone(node)
 
     def stop(self, name: str) -> None:
-        """Evict a node's pod as soon as the disruption budgets allow it, and wait until it is gone."""
+        """Evict a node's pod as soon as the disruption budgets allow it, and wait until it is gone.
+
+        Each of the two may take STOP_TIMEOUT_S. Raises TooManyError if the budgets do not allow it in that time or
+        until `given_up` is set.
+        """
         node = self._node(name)
         self._ended.add(name)
         deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -127,17 +145,20 @@ class KubeRelease:
         self._wait_gone(node)
 
     def start(self, name: str) -> None:
-        """Wait until Kubernetes has restarted the node and it is ready."""
+        """Wait until Kubernetes has restarted the node and it is ready, for up to READY_TIMEOUT_S."""
         self._wait(f"{name} to be ready", READY_TIMEOUT_S, lambda: self._node(name).is_ready)
         self._ended.discard(name)
 
     def disconnect(self, name: str) -> None:
-        """Block all network traffic of a node."""
+        """Block all network traffic of a node, by a label that the chart's NetworkPolicies exclude."""
         self._cut.add(name)
         self._api.label_pod(self._namespace, self._node(name).pod, CUT_LABEL, "true")
 
     def reconnect(self, name: str) -> None:
-        """Allow network traffic of a node again. Does nothing if its pod no longer exists."""
+        """Allow network traffic of a node again. Tries for up to READY_TIMEOUT_S.
+
+        Does nothing if its pod was deleted in the meantime.
+        """
         self._retry(f"{name} to be reconnected", lambda: self._reconnect(name))
 
     def can_pause(self) -> bool:
@@ -145,26 +166,35 @@ class KubeRelease:
         return all(node.shares_processes for node in self.nodes())
 
     def pause(self, name: str) -> None:
-        """Pause a node (SIGSTOP)."""
+        """Pause a node (SIGSTOP). Raises KubeError if the pod's containers do not share their process namespace."""
         self._held.add(name)
         self._run(name, [*_INSIDE, "hold"])
 
     def resume(self, name: str) -> None:
-        """Resume a node (SIGCONT). Kubernetes may have restarted it meanwhile, after failed liveness probes."""
+        """Resume a node (SIGCONT). Tries for up to READY_TIMEOUT_S.
+
+        Kubernetes may have restarted the node in the meantime, after failed liveness probes.
+        """
         self._retry(f"{name} to resume", lambda: self._resume(name))
 
     def press(self, name: str, *, workers: int = 0, memory_share: float = 0.0) -> None:
-        """Start `workers` busy processes in a node's container, and use memory up to a share of its limit."""
+        """Start `workers` busy processes in a node's container, and use memory up to a share (0 to 1) of its limit.
+
+        The pressure ends with `relieve` or after PRESS_FOR_S. Does not wait for it.
+        """
         self._pressed.add(name)
         limits = [f"--cpu={workers}", f"--memory-share={memory_share}", f"--for-s={PRESS_FOR_S}"]
         self._run(name, [*_INSIDE, "press", *limits])
 
     def relieve(self, name: str) -> None:
-        """End the pressure on a node."""
+        """End the pressure on a node. Tries for up to READY_TIMEOUT_S."""
         self._retry(f"the end of the pressure on {name}", lambda: self._relieve(name))
 
     def fill(self, name: str) -> str:
-        """Fill a node's volume and return the output of `df`. Raises KubeError if more than FILL_MAX_BYTES are free."""
+        """Fill a node's volume with a file, and return the line of `df` for the full volume.
+
+        Raises KubeError without filling if more than FILL_MAX_BYTES are free, or if the command fails.
+        """
         free_bytes = int(self._run(name, _FREE_SPACE).split()[3]) << 10
         if free_bytes > FILL_MAX_BYTES:
             raise KubeError(
@@ -175,11 +205,17 @@ class KubeRelease:
         return self._run(name, ["sh", "-c", _FILL])
 
     def empty(self, name: str) -> None:
-        """Remove the filling file from a node's volume, as soon as its container runs."""
+        """Remove the filling file from a node's volume, as soon as its container runs.
+
+        Tries for up to READY_TIMEOUT_S.
+        """
         self._retry(f"free space on the volume of {name}", lambda: self._empty(name))
 
     def undo_faults(self) -> None:
-        """Undo all faults. A fault that cannot be undone yet does not delay the others."""
+        """Undo all faults: cuts, filling files, pauses and pressure. Tries for up to READY_TIMEOUT_S.
+
+        A fault that cannot be undone yet does not delay the others. Raises KubeError that names those that remain.
+        """
         self._retry("all faults to be undone", self._try_undo_faults)
 
     def _try_undo_faults(self) -> None:
@@ -222,7 +258,10 @@ class KubeRelease:
         return self._api.run(self._namespace, self._node(name).pod, command)
 
     def _retry(self, goal: str, call: Callable[[], object]) -> None:
-        """Call until it succeeds, for up to READY_TIMEOUT_S: a container that is starting accepts no command."""
+        """Repeat `call` while it raises KubeError: a container that is starting accepts no command.
+
+        Raises KubeError with `goal` and the last error after READY_TIMEOUT_S. Continues if `given_up` is set.
+        """
         deadline = time.monotonic() + READY_TIMEOUT_S
         while True:
             try:
@@ -258,7 +297,7 @@ class KubeRelease:
 
 
 def _node(pod: Any) -> PodNode:
-    """Convert a pod of the chart. The arguments of its init container have ids and addresses."""
+    """Return the PodNode of a pod (V1Pod) of the chart. The arguments of its init container have ids and addresses."""
     number = ordinal(pod.metadata.name)
     options = dict(one.removeprefix("--").split("=", 1) for one in pod.spec.init_containers[0].args)
     statuses = pod.status.container_statuses or []

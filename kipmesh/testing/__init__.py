@@ -15,9 +15,9 @@ POLL_S = 0.005
 
 
 async def until(condition: Callable[[], Any], what: str = "condition", timeout_s: float = TIMEOUT_S) -> Any:
-    """Poll `condition` until it is true and return its value.
+    """Poll `condition` until its result is true (not empty, not None) and return that result.
 
-    Raises AssertionError after `timeout_s`; `what` names the condition in the message.
+    Raises AssertionError after `timeout_s` seconds; `what` names the condition in the message.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -40,7 +40,8 @@ def produced_batch(
     """Encode a record batch (magic 2, base offset 0) with one record per value, using aiokafka's encoder.
 
     Args: timestamp_ms: timestamp of the first record, the others follow 1 ms apart; compression: codec number of the
-    batch attributes; producer: id, epoch and base sequence.
+    batch attributes (0: none, 1: gzip, 2: snappy, 3: lz4, 4: zstd); key, headers: of every record; producer: id, epoch
+    and base sequence, -1 if it is not idempotent.
     """
     builder = DefaultRecordBatchBuilder(
         magic=2,

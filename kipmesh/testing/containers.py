@@ -27,10 +27,10 @@ START_TIMEOUT_S = 60
 
 
 class KipmeshContainer(DockerContainer):
-    """A container with a cluster.
+    """A DockerContainer that runs a whole cluster.
 
     Args: image: default `kipmesh/single` of this version; brokers, controllers: numbers of nodes; config: settings of
-    all nodes that know the key; start_timeout_s: limit until the cluster is ready; kwargs: arguments of
+    all nodes that know the key; start_timeout_s: limit in seconds until the cluster is ready; kwargs: arguments of
     DockerContainer.
     """
 
@@ -54,7 +54,11 @@ class KipmeshContainer(DockerContainer):
         self.with_exposed_ports(*(first + index for first in (MESH_PORT, KAFKA_PORT) for index in range(brokers)))
 
     def start(self) -> Self:
-        """Start the container and return when the cluster is ready. Raises RuntimeError or testcontainers' errors."""
+        """Start the container and return it when the cluster is ready. After an error it is stopped.
+
+        Raises RuntimeError if the advertised addresses cannot be written, TimeoutError if the cluster is not ready
+        after `start_timeout_s`, or errors of testcontainers and Docker.
+        """
         super().start()
         try:
             advertised = {"mesh": self._addresses(MESH_PORT), "kafka": self._addresses(KAFKA_PORT)}
@@ -71,11 +75,11 @@ class KipmeshContainer(DockerContainer):
         return self
 
     def get_bootstrap_server(self) -> str:
-        """Return the bootstrap addresses for kipmesh clients: comma-separated host:port."""
+        """Return the bootstrap addresses for kipmesh clients: comma-separated host:port of all brokers."""
         return ",".join(self._addresses(MESH_PORT))
 
     def get_kafka_bootstrap_server(self) -> str:
-        """Return the bootstrap addresses for Kafka clients: comma-separated host:port."""
+        """Return the bootstrap addresses for Kafka clients: comma-separated host:port of all brokers."""
         return ",".join(self._addresses(KAFKA_PORT))
 
     def _addresses(self, first: int) -> list[str]:

@@ -91,18 +91,24 @@ class FakeCluster:
         return ",".join(f"127.0.0.1:{broker.port}" for broker in self.brokers.values())
 
     async def add_broker(self, node_id: int) -> FakeBroker:
-        """Start another broker and return it."""
+        """Start another broker on a free port and return it."""
         broker = self.brokers[node_id] = FakeBroker(node_id, self)
         await broker.start()
         return broker
 
     def create_topic(self, name: str, partitions: int = 1, replicas: int = 1) -> FakeTopic:
-        """Create a topic with leaders assigned round-robin. Replaces a topic of that name and its records."""
+        """Create a topic with leaders assigned round-robin, and `replicas` replicas including the leader.
+
+        Replaces a topic of that name and its records.
+        """
         self.topics[name] = FakeTopic(name, secrets.token_bytes(16), self.partitions(partitions, replicas))
         return self.topics[name]
 
     def partitions(self, count: int, replicas: int = 1) -> list[FakePartition]:
-        """Return new partitions with leaders assigned round-robin; the next brokers are their followers."""
+        """Return `count` new partitions, which belong to no topic yet.
+
+        Leaders are assigned round-robin; the next `replicas` - 1 brokers are their followers.
+        """
         ids = sorted(self.brokers)
         found = [FakePartition(ids[index % len(ids)]) for index in range(count)]
         for index, partition in enumerate(found):
@@ -111,7 +117,11 @@ class FakeCluster:
         return found
 
     def move_leader(self, topic: str, partition: int, leader_id: int) -> None:
-        """Make `leader_id` the leader in a new epoch (-1: no leader). A follower swaps roles with the leader."""
+        """Make `leader_id` the leader in the next leader epoch (-1: no leader).
+
+        If it was a follower, the old leader becomes a follower in its place. Raises KeyError or IndexError for an
+        unknown partition.
+        """
         found = self.topics[topic].partitions[partition]
         if found.followers.pop(leader_id, None) is not None:
             found.followers[found.leader_id] = FakeFollower()
@@ -119,14 +129,18 @@ class FakeCluster:
         found.leader_epoch += 1
 
     def inject(self, method: str, code: ErrorCode | None = None, **fault: Any) -> None:
-        """Make the next calls of `method`, for example "Produce", fail. `fault` has the other fields of Fault.
+        """Make the next calls of `method`, for example "Produce", fail. Faults of a method apply one after another.
 
-        With none of `code`, `hang` and `malformed`, the call is aborted.
+        `fault` has the other fields of Fault. With none of `code`, `hang` and `malformed`, the call is aborted; a fetch
+        is not if `twice` or `delay_s` is set.
         """
         self._faults.setdefault(method, []).append(Fault(code, **fault))
 
     async def take_fault(self, method: str, node_id: int, request: Any) -> Fault | None:
-        """Record a call, run the hook, and return the fault that applies to the call, or None."""
+        """Record a call, run the hook, and return the fault that applies to the call, or None.
+
+        Counts the call in the fault's `times`. Raises the error of the hook.
+        """
         self.calls.append((method, node_id, request))
         if self.hook is not None:
             await self.hook(method, node_id, request)
@@ -143,7 +157,11 @@ class FakeCluster:
 def with_faults(
     respond: Callable[[FakeBroker, RequestT, Fault | None], ResponseT],
 ) -> Callable[[FakeBroker, RequestT, RequestContext], Awaitable[ResponseT]]:
-    """Wrap a method as a handler that applies injected faults. `respond` receives the fault for partition errors."""
+    """Return a handler of a fake broker's method that records the call, calls `respond` and applies the injected fault.
+
+    A fault hangs until the broker stops, replaces the response, or raises ConnectionAbortedError. `respond` receives
+    the fault (None without one) to set error codes.
+    """
 
     @functools.wraps(respond)
     async def handler(broker: FakeBroker, request: RequestT, _context: RequestContext) -> ResponseT:
@@ -165,7 +183,11 @@ def with_faults(
 def with_error(
     respond: Callable[[FakeAdmin, RequestT, ErrorCode | None], ResponseT],
 ) -> Callable[[FakeAdmin, RequestT, RequestContext], Awaitable[ResponseT]]:
-    """Wrap a method as a handler that applies injected faults. `respond` receives the error to return, if any."""
+    """Return a handler of a FakeAdmin method that records the call and calls `respond` with the injected error code.
+
+    The code is None without a fault. A fault without `code` raises ConnectionAbortedError; its other fields are
+    ignored.
+    """
 
     @functools.wraps(respond)
     async def handler(admin: FakeAdmin, request: RequestT, _context: RequestContext) -> ResponseT:
@@ -186,7 +208,7 @@ class FakeAdmin:
 
     @with_error
     def create_topics(self, request: m.CreateTopicsRequest, code: ErrorCode | None) -> m.CreateTopicsResponse:
-        """Handle CreateTopics."""
+        """Handle CreateTopics: TOPIC_ALREADY_EXISTS for an existing topic. All topics have replication factor 1."""
         results = []
         for topic in request.topics:
             error = code or (ErrorCode.TOPIC_ALREADY_EXISTS if topic.name in self.cluster.topics else None)
@@ -204,7 +226,7 @@ class FakeAdmin:
 
     @with_error
     def delete_topics(self, request: m.DeleteTopicsRequest, code: ErrorCode | None) -> m.DeleteTopicsResponse:
-        """Handle DeleteTopics by name."""
+        """Handle DeleteTopics by name: UNKNOWN_TOPIC_OR_PARTITION for an unknown topic. Ids are ignored."""
         results = []
         for topic in request.topics:
             found = None if code else self.cluster.topics.pop(topic.name or "", None)
@@ -216,7 +238,10 @@ class FakeAdmin:
     def create_partitions(
         self, request: m.CreatePartitionsRequest, code: ErrorCode | None
     ) -> m.CreatePartitionsResponse:
-        """Handle CreatePartitions."""
+        """Handle CreatePartitions: INVALID_PARTITIONS unless the number grows.
+
+        UNKNOWN_TOPIC_OR_PARTITION for an unknown topic. New partitions have one replica. Ignores `validate_only`.
+        """
         results = []
         for topic in request.topics:
             found = self.cluster.topics.get(topic.name)
@@ -231,7 +256,10 @@ class FakeAdmin:
 
     @with_error
     def describe_configs(self, request: m.DescribeConfigsRequest, code: ErrorCode | None) -> m.DescribeConfigsResponse:
-        """Handle DescribeConfigs of topics; returns only values that were set."""
+        """Handle DescribeConfigs of topics; returns only values that were set.
+
+        UNKNOWN_TOPIC_OR_PARTITION for an unknown topic or another resource.
+        """
         results = []
         for resource in request.resources:
             found = self.cluster.topics.get(resource.resource_name)
@@ -248,7 +276,10 @@ class FakeAdmin:
     def incremental_alter_configs(
         self, request: m.IncrementalAlterConfigsRequest, code: ErrorCode | None
     ) -> m.IncrementalAlterConfigsResponse:
-        """Handle the operations SET and DELETE of IncrementalAlterConfigs, for topics."""
+        """Handle IncrementalAlterConfigs of topics: DELETE removes a value, any other operation sets it.
+
+        UNKNOWN_TOPIC_OR_PARTITION for an unknown topic or another resource.
+        """
         responses = []
         for resource in request.resources:
             found = self.cluster.topics.get(resource.resource_name)
@@ -266,7 +297,11 @@ class FakeAdmin:
 
     @with_error
     def elect_leaders(self, request: m.ElectLeadersRequest, code: ErrorCode | None) -> m.ElectLeadersResponse:
-        """Handle ElectLeaders. An unclean election is never needed."""
+        """Handle ElectLeaders: the first leader of a partition is the preferred one.
+
+        ELECTION_NOT_NEEDED for an unclean election or if it leads already, PREFERRED_LEADER_NOT_AVAILABLE if it is not
+        in sync, UNKNOWN_TOPIC_OR_PARTITION for an unknown partition.
+        """
         if code is not None:
             return m.ElectLeadersResponse(error_code=code)
         wanted = {each.topic: each.partitions for each in request.topic_partitions or ()}
@@ -322,7 +357,7 @@ class FakeBroker:
         self.stopping = asyncio.Event()
 
     async def start(self, port: int = 0) -> None:
-        """Start the server: on `port`, on the previous port after `stop`, or on a free one. Sessions start empty."""
+        """Start the server on `port`; 0 means its previous port, or a free one if it had none. Sessions start empty."""
         self.stopping.clear()
         self.sessions = FakeSessions(self.cluster.topics, self.cluster.session_slots)
         self._server = Server(pipeline_of({"Broker": self, "Admin": FakeAdmin(self.cluster, self.node_id)}))
@@ -330,7 +365,7 @@ class FakeBroker:
         self.release_port()
 
     async def stop(self) -> None:
-        """Stop the server but keep its port reserved."""
+        """Stop the server but keep its port reserved for the next start."""
         self.stopping.set()
         server, self._server = self._server, None
         if server is not None:
@@ -342,7 +377,7 @@ class FakeBroker:
                 self._kept_port.bind(("127.0.0.1", self.port))
 
     def release_port(self) -> None:
-        """Release the port that `stop` reserved."""
+        """Release the port that `stop` reserved. Does nothing if none is reserved."""
         kept, self._kept_port = self._kept_port, None
         if kept is not None:
             kept.close()
@@ -381,14 +416,18 @@ class FakeBroker:
 
     @with_faults
     def init_producer_id(self, _request: m.InitProducerIdRequest, fault: Fault | None) -> m.InitProducerIdResponse:
-        """Handle InitProducerId."""
+        """Handle InitProducerId: a new id with epoch 0 for every request."""
         if fault is not None:
             return m.InitProducerIdResponse(error_code=fault.code or ErrorCode.UNKNOWN_SERVER_ERROR)
         return m.InitProducerIdResponse(producer_id=next(self.cluster.producer_ids), producer_epoch=0)
 
     @with_faults
     def produce(self, request: m.ProduceRequest, fault: Fault | None) -> m.ProduceResponse:
-        """Handle Produce."""
+        """Handle Produce for partitions that this broker leads.
+
+        MESSAGE_TOO_LARGE above `FakeCluster.message_bytes_max`; raises KafkaError for an invalid batch. A fault with
+        `after` appends the records and responds with its code.
+        """
         topics = []
         for topic in request.topic_data:
             parts = []
@@ -471,7 +510,7 @@ class FakeBroker:
     async def list_fetch_sessions(
         self, request: m.ListFetchSessionsRequest, _context: RequestContext
     ) -> m.ListFetchSessionsResponse:
-        """Handle ListFetchSessions."""
+        """Handle ListFetchSessions with the sessions of this broker. Faults: only `hang` and `code`."""
         fault = await self.cluster.take_fault("ListFetchSessions", self.node_id, request)
         if fault is not None and fault.hang:
             await self.stopping.wait()
@@ -530,7 +569,7 @@ class FakeBroker:
     def offsets_for_leader_epoch(
         self, request: m.OffsetsForLeaderEpochRequest, fault: Fault | None
     ) -> m.OffsetsForLeaderEpochResponse:
-        """Handle OffsetsForLeaderEpoch."""
+        """Handle OffsetsForLeaderEpoch with `epoch_end`, for partitions that this broker leads."""
 
         def end_of(topic: m.OffsetForLeaderTopic, each: m.OffsetForLeaderPartition) -> m.OffsetForLeaderPartitionResult:
             found = self._led_or_fault(fault, topic.topic, topic.topic_id, each.partition, each.current_leader_epoch)
@@ -549,7 +588,10 @@ class FakeBroker:
 
     @with_faults
     def delete_records(self, request: m.DeleteRecordsRequest, fault: Fault | None) -> m.DeleteRecordsResponse:
-        """Handle DeleteRecords."""
+        """Handle DeleteRecords: raises the log start offset; offset -1 deletes all records.
+
+        OFFSET_OUT_OF_RANGE above the end offset.
+        """
 
         def delete(topic: str, each: m.DeleteRecordsPartition) -> m.DeleteRecordsPartitionResult:
             found = self._led_or_fault(fault, topic, b"", each.partition_index)
@@ -569,7 +611,7 @@ class FakeBroker:
 
     @with_faults
     def metadata(self, request: m.MetadataRequest, fault: Fault | None) -> m.MetadataResponse:
-        """Handle Metadata."""
+        """Handle Metadata: UNKNOWN_TOPIC_OR_PARTITION for an unknown topic name. Topic ids are ignored."""
         cluster = self.cluster
         names = list(cluster.topics) if request.topics is None else [each.name or "" for each in request.topics]
         topics = []

@@ -13,7 +13,7 @@ from kipmesh.messages import EpochEndOffset
 
 @dataclass(slots=True)
 class FakeFollower:
-    """A follower that serves consumers. A value of None means: the same as the leader."""
+    """A follower that serves consumers. An offset of None is the leader's; a `code` of None means no error."""
 
     log_start_offset: int | None = None
     end_offset: int | None = None
@@ -44,12 +44,12 @@ class FakePartition:
 
     @property
     def replicas(self) -> tuple[int, ...]:
-        """Broker ids of all replicas, leader first."""
+        """Broker ids of all replicas, leader first (-1 if there is no leader)."""
         return (self.leader_id, *self.followers)
 
     @property
     def isr(self) -> tuple[int, ...]:
-        """Broker ids of the in-sync replicas, leader first."""
+        """Broker ids of the in-sync replicas, leader first (-1 if there is no leader)."""
         return (self.leader_id, *[node for node, each in self.followers.items() if each.is_in_sync])
 
     @property
@@ -58,7 +58,10 @@ class FakePartition:
         return tuple([node for node, each in self.followers.items() if not each.is_online])
 
     def preferred(self, rack_id: str, racks: Mapping[int, str]) -> int:
-        """Return the first online in-sync follower in the rack; -1 if there is none or the leader is in it."""
+        """Return the id of the first online in-sync follower in the rack `rack_id`.
+
+        -1 if there is none, or if the leader is in that rack. `racks` has the rack of each broker id.
+        """
         if racks.get(self.leader_id) == rack_id:
             return -1
         good = [node for node, each in self.followers.items() if each.is_in_sync and each.is_online]
@@ -67,7 +70,8 @@ class FakePartition:
     def append(self, batch: bytes) -> int:
         """Append a batch as the leader and return its base offset, or that of the original if it is a duplicate.
 
-        Raises KafkaError for wrong sequence numbers of an idempotent producer.
+        Raises KafkaError for a batch of an idempotent producer: OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH or
+        INVALID_RECORD.
         """
         produced = parse_header(batch)
         if produced.producer_id >= 0:
@@ -83,7 +87,10 @@ class FakePartition:
         return base
 
     def truncate(self, offset: int) -> None:
-        """Remove all batches that end after `offset`."""
+        """Remove all batches that end after `offset`, also one that begins before it.
+
+        The end offset becomes that of the last remaining batch, or the log start offset if none remains.
+        """
         self.batches = [each for each in self.batches if each[0].next_offset <= offset]
         self.end_offset = self.batches[-1][0].next_offset if self.batches else self.log_start_offset
         self.producers.truncate(self.end_offset)
@@ -100,7 +107,11 @@ class FakeTopic:
 
 
 def epoch_end(partition: FakePartition, epoch: int) -> EpochEndOffset:
-    """Return the largest epoch <= `epoch` and its end offset; (-1, -1) if unknown (KIP-320)."""
+    """Return the largest epoch <= `epoch` with batches and its end offset, as in KIP-320.
+
+    If all batches are of later epochs: `epoch` and the first batch's base offset. (-1, -1) if there are no batches and
+    `epoch` is not the current one.
+    """
     if epoch == partition.leader_epoch:
         return EpochEndOffset(epoch, partition.end_offset)
     earlier = [header for header, _ in partition.batches if header.partition_leader_epoch <= epoch]

@@ -37,10 +37,10 @@ _Seen = tuple[str, int, int, int, int, str]
 
 @dataclass(eq=False)
 class FakeReader:
-    """Reads partitions for one fetch, at a leader or follower.
+    """A `Reader` of a fake broker's partitions for one fetch, at a leader or follower.
 
     Args: served: returns a partition of this broker by topic, topic id, index and leader epoch, or an error; error_of:
-    returns the injected error of a topic; prefers: returns the preferred read replica.
+    returns the injected error of a topic, or NONE; prefers: returns the preferred read replica of a partition, or -1.
     """
 
     topics: Topics
@@ -50,15 +50,16 @@ class FakeReader:
     prefers: Preference
 
     def topic_name(self, topic_id: bytes) -> str:
-        """Return the name of a topic, "" if the id is unknown."""
+        """Return the name of a topic, or "" if the id is unknown."""
         return next((topic.name for topic in self.topics.values() if topic.topic_id == topic_id), "")
 
     def read(
         self, topic: str, topic_id: bytes, requested: m.FetchPartition, max_bytes: int, min_one_batch: bool
     ) -> PartitionRead:
-        """Read complete batches of a partition up to `max_bytes`, or return its error.
+        """Return complete batches of a partition from the fetch offset, up to `max_bytes` and the high watermark.
 
-        `min_one_batch` allows the first batch to exceed the limit.
+        `min_one_batch` allows the first batch to exceed the limit. Instead of records, the result may have a preferred
+        read replica, a diverging epoch or an error code; it does not raise.
         """
         name = self.topic_name(topic_id) if topic_id and not topic else topic
         index = requested.partition
@@ -138,7 +139,10 @@ class FakeSessions:
         reader: FakeReader,
         wait: Callable[[asyncio.Event, float], Awaitable[bool]],
     ) -> m.FetchResponse:
-        """Handle one fetch. `wait(woken, seconds)` waits for a change and returns False when the fetch must respond."""
+        """Handle one fetch: respond when it is complete, or after its `max_wait_ms`.
+
+        `wait(woken, seconds)` waits for `woken` or another change, and returns False when the fetch must respond.
+        """
         self._mark_changes()
         fetch = self.cache.begin(request, client_id, _now_ms())
         deadline = time.monotonic() + request.max_wait_ms / 1000
@@ -163,19 +167,22 @@ class FakeSessions:
         return [m.FetchSession(*each) for each in self.cache.list(_now_ms())]
 
     def mark_all_changed(self) -> None:
-        """Mark all partitions as changed, so that incremental fetches return them."""
+        """Mark all partitions known from earlier fetches as changed, so that incremental fetches return them."""
         for key, (name, *_) in self._seen.items():
             self.cache.subscriptions.changed(key, name, LEADERSHIP)
 
     # -- changes that clients do not request
 
     def evict(self, session_id: int | None = None) -> None:
-        """Remove a session (None: all), as an eviction does."""
+        """Remove a session, or all for None, as an eviction does. Ignores an unknown id."""
         for each in [one.session_id for one in self.cache.list(0)] if session_id is None else [session_id]:
             self._begin(each, -1).cancel()
 
     def overtake(self, session_id: int | None = None) -> None:
-        """Use the next epoch of a session (None: of all), as another client would."""
+        """Use the next epoch of a session, or of all for None, as another client would.
+
+        The real client's next fetch then has an outdated epoch. Ignores an unknown id.
+        """
         for one in list(self.cache.list(0)):
             if session_id in (None, one.session_id):
                 self._begin(one.session_id, one.epoch).cancel()
