@@ -36,13 +36,17 @@ Exchange = tuple[str, bytes, bytes]
 
 
 class Recorder:
-    """Exchanges by API key and version, one each."""
+    """Recorded exchanges, at most one for each API key and version."""
 
     def __init__(self) -> None:
         self.found: dict[tuple[int, int], Exchange] = {}
 
     def add(self, request: bytes, response: bytes) -> None:
-        """Keep a complete exchange, unless one with more content is kept."""
+        """Keep a request and its response, both complete frames without length, if they are new or better.
+
+        Ignores frames above FRAME_BYTES_MAX. Replaces a response below 64 bytes by a larger one of the same API and
+        version.
+        """
         if max(len(request), len(response)) > FRAME_BYTES_MAX:
             return
         key, version, _, size = struct.unpack_from(">hhih", request)
@@ -54,7 +58,7 @@ class Recorder:
 
 
 class Proxy:
-    """A proxy of one broker, which records exchanges."""
+    """A TCP proxy of one broker that records the exchanges it forwards."""
 
     def __init__(self, port: int, broker_port: int, recorder: Recorder) -> None:
         self._port = port
@@ -62,7 +66,7 @@ class Proxy:
         self._recorder = recorder
 
     async def start(self) -> None:
-        """Listen on the port until the event loop ends; OSError."""
+        """Start to listen on the port, until the event loop ends. Raises OSError if it cannot."""
         await asyncio.start_server(self._serve, "127.0.0.1", self._port)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -92,7 +96,10 @@ class Proxy:
 
 
 def run_clients(bootstrap: str, directory: Path) -> None:
-    """Run the operations that each client supports. Clients that are not installed are skipped."""
+    """Run the operations of all installed third-party clients, one after another, through `bootstrap`.
+
+    Missing clients and failed operations are reported on stderr and skipped. `directory` receives the clients' logs.
+    """
     drivers = importlib.import_module("tests.clients.drivers_of_tests")
     scenarios = importlib.import_module("tests.clients.scenarios_of_tests")
 
@@ -140,7 +147,7 @@ def run_clients(bootstrap: str, directory: Path) -> None:
 
 
 def keep(recorder: Recorder) -> None:
-    """Replace the recorded exchanges by new ones."""
+    """Replace the files in TARGET by the recorded exchanges of APIs and versions that kipmesh supports."""
     from kipmesh.messages.table import KAFKA_APIS
 
     TARGET.mkdir(parents=True, exist_ok=True)
@@ -159,7 +166,7 @@ def keep(recorder: Recorder) -> None:
 
 
 def main() -> int:
-    """Record the exchanges of all clients."""
+    """Record the exchanges of all clients. Return 0. Raises an error if Apache Kafka does not start."""
     recorder, loop = Recorder(), asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
     front = ports.choose(BROKERS)

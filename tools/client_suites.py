@@ -37,11 +37,11 @@ KAFKA_VERSION = "4.1.0"
 
 
 class SuiteError(Exception):
-    """A suite could not be fetched or run. The message says why."""
+    """A suite could not be fetched or run. The message states the reason."""
 
 
 class Outcome(NamedTuple):
-    """Outcome of a test (passed, failed or skipped), with its output."""
+    """Result of a test: `outcome` is "passed", "failed" or "skipped", `why` its output."""
 
     name: str
     outcome: str
@@ -49,7 +49,11 @@ class Outcome(NamedTuple):
 
 
 class Suite(NamedTuple):
-    """Functions that fetch a suite into a directory, and run it there on a cluster with a log file."""
+    """A test suite. `fetch` downloads it into a directory.
+
+    `run` runs it there and returns its outcomes. Its arguments are the directory, the bootstrap addresses and the log
+    file to write.
+    """
 
     fetch: Callable[[Path], None]
     run: Callable[[Path, str, Path], list[Outcome]]
@@ -60,20 +64,20 @@ class Suite(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """Reasons by name of tests that are not run, and of tests that are expected to fail."""
+    """The tests that are not run, and those that are expected to fail: the reason by name or prefix with `*`."""
 
     not_run: Mapping[str, str]
     fails: Mapping[str, str]
 
     @staticmethod
     def of(path: Path) -> Lists:
-        """Read a TOML file."""
+        """Read the lists from a TOML file. Raises OSError or TOMLDecodeError."""
         found = tomllib.loads(path.read_text())
         return Lists(found.get("not-run", {}), found.get("fails", {}))
 
 
 def list_of(name: str) -> Path:
-    """Return the file with the lists of a suite."""
+    """Return the path of the TOML file with the lists of a suite."""
     return LISTS / f"{name}.toml"
 
 
@@ -113,7 +117,10 @@ def _from_git(repository: str, commit: str, *unwanted: str) -> Callable[[Path], 
 
 
 def _pytest(name: str, tests: str, *more: str) -> Callable[[Path, str, Path], list[Outcome]]:
-    """Return a function that runs a suite with pytest, and with the plugin that records outcomes."""
+    """Return a function that runs a suite with pytest, and with the plugin that records outcomes.
+
+    That function raises SuiteError if no test runs or after SUITE_TIMEOUT_S.
+    """
 
     def run(directory: Path, bootstrap: str, log: Path) -> list[Outcome]:
         first = bootstrap.split(",")[0]
@@ -163,7 +170,7 @@ def _fetch_franz(directory: Path) -> None:
 
 
 def _run_franz(directory: Path, bootstrap: str, log: Path) -> list[Outcome]:
-    """Run with up to seven partitions per topic, and 50,000 records, a tenth of the default."""
+    """Run the suite with up to seven partitions per topic, and 50,000 records, a tenth of the default."""
     not_run = Lists.of(list_of("franz-go")).not_run
     env = {
         **os.environ,
@@ -224,7 +231,7 @@ class Stage(NamedTuple):
 
 
 def stages(definition: str) -> list[Stage]:
-    """Return all stages in the source of the suite, in order."""
+    """Return all stages in the suite's source text `definition`, in order."""
     return [Stage(*found) for found in _STAGE.findall(definition)]
 
 
@@ -242,7 +249,10 @@ def _check_unused() -> None:
 
 
 def _run_tester(directory: Path, bootstrap: str, log: Path) -> list[Outcome]:
-    """Run each stage separately with `kafka_log_dir_cluster`, because the suite stops at the first failure."""
+    """Run each stage separately with `kafka_log_dir_cluster`, because the suite stops at the first failure.
+
+    Raises SuiteError if `bootstrap` is not empty, or if the suite's port or files are in use.
+    """
     if bootstrap:
         raise SuiteError("kafka-tester starts its own brokers; omit --bootstrap")
     _check_unused()
@@ -314,7 +324,7 @@ SUITES: Mapping[str, Suite] = {
 
 
 def problems(found: Sequence[Outcome], lists: Lists) -> list[str]:
-    """Return descriptions of unexpected failures, and of listed tests that do not fail."""
+    """Return descriptions of unexpected failures, and of tests listed in [fails] that did not fail; empty if none."""
     ended = {each.name: each for each in found}
     failed = [each for each in found if each.outcome == "failed"]
     lines = [f"fails: {each.name}\n{each.why[-1500:]}" for each in failed if not is_in(each.name, lists.fails)]
@@ -339,7 +349,11 @@ def _brokers(suite: Suite, bootstrap: str | None) -> Iterator[str]:
 
 
 def run(name: str, bootstrap: str | None) -> list[str]:
-    """Fetch a suite if necessary, run it, print a summary and return the problems; SuiteError, ClusterError."""
+    """Fetch a suite if necessary, run it, print a summary and return its problems (empty: as expected).
+
+    `bootstrap` None starts a cluster for the suite. Raises KeyError for an unknown suite, SuiteError, or ClusterError
+    if the cluster does not start.
+    """
     suite, directory, lists = SUITES[name], BUILD / name, Lists.of(list_of(name))
     complete = BUILD / f"{name}.complete"
     BUILD.mkdir(parents=True, exist_ok=True)
@@ -358,7 +372,10 @@ def run(name: str, bootstrap: str | None) -> list[str]:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run the named suites, or all; 1 if there is a problem."""
+    """Run the named suites, or all, and print their problems. Return 1 if there is a problem, else 0.
+
+    With `--list` only print the lists.
+    """
     parser = argparse.ArgumentParser(prog="python tools/client_suites.py", description=__doc__)
     parser.add_argument("names", nargs="*", choices=[[], *SUITES], help="suites (default: all)")
     parser.add_argument("--bootstrap", help="bootstrap address of a running cluster, for one suite")

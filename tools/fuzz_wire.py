@@ -47,7 +47,10 @@ class FuzzError(Exception):
 
 
 def corpus() -> list[bytes]:
-    """Return requests without length prefix: recorded ones of clients, and each API and version with zeros."""
+    """Return requests without length prefix: recorded ones of clients, and zeros for each API key and version.
+
+    Recorded ones are repeated until they are about as many as the others.
+    """
     found = [each.read_bytes() for each in sorted(CORPUS.glob("*.request"))]
     empty = [struct.pack(">hhih4s", key, version, 1, 4, b"fuzz") for key in range(API_KEYS) for version in range(14)]
     # Recorded requests are repeated until they are as many as the empty ones.
@@ -55,7 +58,7 @@ def corpus() -> list[bytes]:
 
 
 def mutate(source: random.Random, frame: bytes, others: Sequence[bytes]) -> bytes:
-    """Return the frame with one to four mutations. `others` are frames to splice in."""
+    """Return a copy of the frame with up to four random mutations. `others` are frames to splice in."""
     data = bytearray(frame)
     for _ in range(source.randint(1, 4)):
         if not data:
@@ -87,7 +90,7 @@ def mutate(source: random.Random, frame: bytes, others: Sequence[bytes]) -> byte
 
 
 def framed(source: random.Random, frame: bytes) -> bytes:
-    """Return the frame with its length prefix, which is wrong in 2 % of the cases."""
+    """Return the frame with its length prefix, which is random or off by one in 2 % of the cases."""
     size = len(frame)
     if source.random() < 0.02:
         size = source.choice((0, 1, size + 1, size - 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, source.randrange(1 << 32)))
@@ -103,7 +106,11 @@ class Honest:
         self.slowest_s = 0.0
 
     async def run(self) -> None:
-        """Send requests until cancelled; FuzzError if a response is missing or wrong."""
+        """Send a request every 0.1 s until cancelled.
+
+        Raises FuzzError if a response is missing for RESPONSE_SECONDS_MAX or wrong, TimeoutError or OSError if it
+        cannot connect.
+        """
         async with asyncio.timeout(RESPONSE_SECONDS_MAX):
             reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         try:
@@ -117,7 +124,7 @@ class Honest:
             writer.close()
 
     async def once(self) -> None:
-        """Send one request on a new connection; FuzzError."""
+        """Send one request on a new connection. Raises FuzzError if the response is missing or wrong, or OSError."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         try:
             await self._request(reader, writer)
@@ -137,7 +144,10 @@ class Honest:
 
 
 class Fuzz:
-    """Concurrent senders, which run until `is_over`."""
+    """Concurrent senders of mutated frames, which run until `is_over` is set.
+
+    Counts frames (`sent`) and connections: `opened`, left half open, and `closed` by the broker.
+    """
 
     def __init__(self, port: int, seed: int) -> None:
         self.is_over = False
@@ -153,7 +163,7 @@ class Fuzz:
         """Number of connections that the broker closed."""
 
     async def run(self) -> None:
-        """Send until `is_over`."""
+        """Send until `is_over`, then reset the connections that are half open."""
         await asyncio.gather(*(self._sender() for _ in range(CONNECTIONS)))
         for writer in self._half_open:
             writer.transport.abort()
@@ -205,9 +215,10 @@ def _resident_bytes(pid: int) -> int:
 
 
 def checked_frames(http: str) -> int:
-    """Return the number of frames that the broker has checked: requests with a response, and malformed frames; OSError.
+    """Return the number of frames that the broker has checked, by its metrics at `http` (host:port).
 
-    Frames after a malformed one do not count, because it ends its connection.
+    These are requests with a response, and malformed frames. Frames after a malformed one do not count, because it ends
+    its connection. Raises OSError if the metrics cannot be read.
     """
     with urllib.request.urlopen(f"http://{http}/metrics", timeout=RESPONSE_SECONDS_MAX) as response:
         families = text_string_to_metric_families(response.read().decode())
@@ -216,7 +227,7 @@ def checked_frames(http: str) -> int:
 
 
 class Run:
-    """Sends frames until the broker has checked enough of them, and checks the expectations."""
+    """Sends frames until the broker has checked enough of them, and checks the expectations (see the module)."""
 
     def __init__(self, broker: NodeInfo, port: int, pids: Sequence[int], seed: int) -> None:
         self._broker = broker
@@ -226,7 +237,11 @@ class Run:
         self._checked = 0
 
     async def go(self, frames: int, growth_mib: int) -> str:
-        """Send `frames` frames and return a summary in one line; FuzzError."""
+        """Send frames until the broker has checked `frames` of them, and return a summary in one line.
+
+        Raises FuzzError if the broker stops checking frames, fails a valid client, or a process ends or grows by more
+        than `growth_mib` MiB after the first tenth of the frames.
+        """
         begun, idle = time.monotonic(), self._memory_mib()
         tasks = [asyncio.create_task(self._honest.run()), asyncio.create_task(self._fuzz.run())]
         try:
@@ -257,7 +272,10 @@ class Run:
         )
 
     async def _until(self, frames: int, tasks: Sequence[asyncio.Task[None]]) -> None:
-        """Wait until the broker has checked `frames` frames; FuzzError, or the error of a task."""
+        """Wait until the broker has checked `frames` frames.
+
+        Raises FuzzError if the metrics cannot be read or do not grow for STALL_SECONDS_MAX, or the error of a task.
+        """
         progressed = time.monotonic()
         while self._checked < frames:
             before = self._checked
@@ -278,7 +296,10 @@ class Run:
 
 
 def run(frames: int, seed: int, growth_mib: int = 128) -> str:
-    """Run on a new cluster and return a summary in one line; FuzzError, ClusterError."""
+    """Run on a new cluster and return a summary in one line.
+
+    Raises FuzzError, with the seed, if an expectation is violated, or ClusterError if the cluster does not start.
+    """
     with LocalCluster(mode="processes", controllers=1, leaders=1, followers=0) as cluster:
         (broker,) = (node for node in cluster.nodes if node.role is Role.LEADER)
         log = Path(str(broker.log))
@@ -298,7 +319,7 @@ def run(frames: int, seed: int, growth_mib: int = 128) -> str:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run, and print the summary or the error; 1 after an error."""
+    """Run, and print the summary, or the FuzzError on stderr. Return 1 after a FuzzError, else 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--frames", type=int, default=200_000, help="frames that the broker must check (200,000)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the frames (1)")

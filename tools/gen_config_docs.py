@@ -79,7 +79,7 @@ def _rows(model: type[config.Config], without: frozenset[str]) -> Iterator[str]:
 
 
 def models() -> list[type[config.Config]]:
-    """Return all configurations of the package, base classes first."""
+    """Return all configuration classes of the package, base classes first, without Config itself and PARTS."""
     for module in pkgutil.iter_modules(config.__path__, f"{config.__name__}."):
         importlib.import_module(module.name)
     found: set[type[config.Config]] = set()
@@ -92,7 +92,7 @@ def models() -> list[type[config.Config]]:
 
 
 def render() -> str:
-    """Return the text of docs/configuration.md."""
+    """Return the text of docs/configuration.md, as generated from the models."""
     parts = [HEADER]
     for model in models():
         bases = [base for base in model.__bases__ if issubclass(base, config.Config) and base.model_fields]
@@ -107,7 +107,7 @@ def render() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the document, or compare it with `--check`; 1 if it is outdated."""
+    """Write the document, or with `--check` only compare it. Return 1 if `--check` finds it outdated, else 0."""
     text = render()
     if "--check" in arguments:
         current = TARGET.exists() and TARGET.read_text(encoding="utf-8") == text

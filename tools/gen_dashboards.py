@@ -37,7 +37,10 @@ def stale(files: Mapping[str, str], target: Path = TARGET) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the dashboards, or compare them with `--check`; 1 if any is outdated."""
+    """Write the dashboards and delete obsolete files, or with `--check` only compare them.
+
+    Return 1 if `--check` finds a difference, else 0.
+    """
     files = render()
     names = stale(files)
     if "--check" in arguments:

@@ -34,7 +34,7 @@ def _comment(text: str, indent: str = "") -> Iterator[str]:
 
 
 def _carried() -> set[type[Message]]:
-    """Return all messages that gRPC carries."""
+    """Return all messages that gRPC carries: requests, responses and the messages that they contain."""
     found: set[type[Message]] = set()
     pending = [
         of
@@ -51,7 +51,7 @@ def _carried() -> set[type[Message]]:
 
 
 def _field_comments(module: ModuleType) -> dict[tuple[str, str], str]:
-    """Return the comment above each field, by class and field."""
+    """Return the comment above each field that has one, by (class name, field name)."""
     source = inspect.getsource(module)
     lines, found = source.splitlines(), {}
     for node in ast.parse(source).body:
@@ -147,7 +147,7 @@ def _services(files: list[str]) -> str:
 
 
 def render() -> dict[str, str]:
-    """Return the text of each file, by name."""
+    """Return the text of each .proto file, by file name."""
     carried, files = _carried(), {}
     for module in modules_in(apis):
         if carried.intersection(declared_in(module)):
@@ -158,7 +158,10 @@ def render() -> dict[str, str]:
 
 
 def field_numbers() -> set[str]:
-    """Return every field as a line: its number, type and default, which is the value of an absent field."""
+    """Return a line for each field that gRPC carries: message, name, number, type and default.
+
+    The default is the value of an absent field, given only if it is not null.
+    """
     found = set()
     for of in _carried():
         for each in carried_fields(of):
@@ -170,7 +173,10 @@ def field_numbers() -> set[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the files, or compare them; 1 if they differ or a field number has changed."""
+    """Write the files, or with `--check` only compare them. Return 0.
+
+    Returns 1 if `--check` finds a difference or, in both cases, if a field number that was ever used has changed.
+    """
     files, numbers = render(), field_numbers()
     frozen = set(NUMBERS.read_text(encoding="utf-8").splitlines())
     if not frozen <= numbers:

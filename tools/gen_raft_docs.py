@@ -13,7 +13,10 @@ _DRAWN = re.compile(r"(<!-- diagram: (voters|observers) -->\n).*?(<!-- end -->)"
 
 
 def render(text: str) -> str:
-    """Return the document with current diagrams; ValueError if a marker of a diagram is missing."""
+    """Return the document `text` with current diagrams.
+
+    Raises ValueError if it does not have the markers of both diagrams.
+    """
 
     def draw(found: re.Match[str]) -> str:
         return f"{found[1]}\n```mermaid\n{diagram(observers=found[2] == 'observers')}```\n\n{found[3]}"
@@ -24,7 +27,10 @@ def render(text: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the document, or compare it with `--check`; 1 if it is outdated."""
+    """Write the document, or with `--check` only compare it. Return 1 if `--check` finds it outdated, else 0.
+
+    Raises ValueError if it does not have the markers of both diagrams.
+    """
     before = TARGET.read_text(encoding="utf-8")
     text = render(before)
     if "--check" in arguments:

@@ -24,7 +24,10 @@ LOGGERS = frozenset({"log", "logger", "_log"})
 
 
 def literal(node: ast.expr) -> str | None:
-    """Return the text of a string literal or f-string, each value as `{expression}`; None for another expression."""
+    """Return the text of a string literal or f-string, each value as `{expression}`.
+
+    In a sum, an operand that is not a string becomes `{...}`. None for another expression.
+    """
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
@@ -65,7 +68,7 @@ def log_events(tree: ast.Module) -> Iterator[str]:
 
 
 def tables() -> dict[str, str]:
-    """Return the content of each table by its file name."""
+    """Return the content of each table ("errors.txt", "log_events.txt") by its file name."""
     rows: dict[str, list[str]] = {"errors.txt": [], "log_events.txt": []}
     for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -77,7 +80,7 @@ def tables() -> dict[str, str]:
 
 
 def main() -> int:
-    """Write the tables, or compare them with the files; return the exit status."""
+    """Write the tables, or with `--check` only compare them. Return 1 if `--check` finds a difference, else 0."""
     status = 0
     for name, text in tables().items():
         path = TABLES / name

@@ -24,7 +24,7 @@ field. "gRPC" is the number of the field in protobuf, empty if gRPC does not car
 
 
 def table() -> str:
-    """Return the table of APIs in the order of their keys."""
+    """Return the Markdown table of APIs in the order of their keys."""
     rows = ["| key | API | versions | responds | changes data | not supported |\n", "|---|---|---|---|---|---|\n"]
     for key, api in sorted(KAFKA_APIS.items()):
         first, last = api.versions
@@ -67,7 +67,7 @@ def _structs(of: type[Message]) -> Iterator[type[Message]]:
 
 
 def reference() -> str:
-    """Return docs/protocol.md."""
+    """Return the text of docs/protocol.md."""
     parts = [INTRODUCTION]
     for key, api in sorted(KAFKA_APIS.items()):
         parts.append(f"\n## {api.name} ({key})\n\nVersions {api.versions}, ")
@@ -83,7 +83,7 @@ def reference() -> str:
 
 
 def render(text: str) -> str:
-    """Return docs/wire.md with the current table."""
+    """Return the text of docs/wire.md with the current table. Raises ValueError without the markers of the table."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -92,7 +92,7 @@ def render(text: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write, or compare; 1 if a page differs."""
+    """Write both pages, or with `--check` only compare them. Return 1 if `--check` finds a difference, else 0."""
     text = TARGET.read_text(encoding="utf-8")
     pages = {TARGET: render(text), REFERENCE: reference()}
     if "--check" in arguments:

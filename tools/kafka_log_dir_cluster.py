@@ -42,11 +42,14 @@ PIECE_BYTES = 64 << 10
 
 
 class LogDirError(Exception):
-    """The log directory, or the file that names it, is not one of Apache Kafka."""
+    """The log directory, or the `server.properties` that names it, is not valid.
+
+    It is not one of Apache Kafka, or belongs to a node with another id.
+    """
 
 
 class KafkaLogDir(NamedTuple):
-    """Log directory, ids and port of a node of Apache Kafka."""
+    """Log directory of a node of Apache Kafka, with its cluster id, node id and port."""
 
     path: Path
     cluster_id: str
@@ -56,7 +59,10 @@ class KafkaLogDir(NamedTuple):
 
 
 def read_log_dir(server_properties: Path) -> KafkaLogDir:
-    """Read `server.properties` and the `meta.properties` of its log directory; LogDirError, InvalidConfigError."""
+    """Read `server.properties` and the `meta.properties` of its log directory.
+
+    Raises LogDirError if a key is missing or invalid, InvalidConfigError if a file is.
+    """
     server = read_properties(server_properties)
     try:
         path = Path(server["log.dirs"])
@@ -75,7 +81,10 @@ def read_log_dir(server_properties: Path) -> KafkaLogDir:
 
 
 def completed(metadata_log: bytes, leader: int) -> bytes:
-    """Return the log with a leader change record at offset 0 if it begins at offset 1; CorruptRecordError."""
+    """Return the metadata log with a leader change record at offset 0 if it begins at offset 1, else unchanged.
+
+    `leader` is the id of the leader and only voter. Raises CorruptRecordError for an invalid first batch.
+    """
     if not metadata_log:
         return metadata_log
     first = parse_header(metadata_log)
@@ -86,7 +95,10 @@ def completed(metadata_log: bytes, leader: int) -> bytes:
 
 
 def take_metadata_log(log_dir: Path, into: Path, leader: int) -> None:
-    """Move the metadata log, if there is one, from a log directory to `into`, and complete it; OSError."""
+    """Move the metadata log, if it exists, from a log directory to the new directory `into`, and complete it.
+
+    Raises OSError if files cannot be moved or `into` exists, CorruptRecordError for an invalid log.
+    """
     if not (log_dir / METADATA_LOG).exists():
         return
     into.mkdir(parents=True)
@@ -96,7 +108,10 @@ def take_metadata_log(log_dir: Path, into: Path, leader: int) -> None:
 
 
 def properties(node: NodeInfo, log_dir: KafkaLogDir, home: Path) -> Mapping[str, str]:
-    """Return the properties of a node that differ from a local cluster's; LogDirError if the node id differs."""
+    """Return the properties of a node that differ from a local cluster's.
+
+    Raises LogDirError if a broker's node id differs from the log directory's.
+    """
     ours = {"cluster.id": log_dir.cluster_id}
     if node.role is Role.CONTROLLER:
         return ours | {"metadata.log.dir": str(home / "controller")}
@@ -111,7 +126,11 @@ def properties(node: NodeInfo, log_dir: KafkaLogDir, home: Path) -> Mapping[str,
 
 
 async def wait_for_leaders(bootstrap: str) -> None:
-    """Wait until the leader of every partition responds to ListOffsets; KafkaError."""
+    """Wait until the leader of every partition responds to ListOffsets.
+
+    Raises KafkaError if one does not within the client's `default.api.timeout.ms`, or for an error that is not
+    retriable.
+    """
     async with AdminClient(bootstrap) as admin:
         topics = await admin.list_topics()
         await admin.list_offsets(
@@ -120,7 +139,7 @@ async def wait_for_leaders(bootstrap: str) -> None:
 
 
 async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy all bytes until the reader or the writer ends."""
+    """Copy bytes from the reader to the writer until the reader ends or either fails. Does not close them."""
     with suppress(OSError):
         while piece := await reader.read(PIECE_BYTES):
             writer.write(piece)
@@ -128,7 +147,10 @@ async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 async def relay(port: int, target: str) -> asyncio.Server:
-    """Listen on the port, and forward each connection to `target` in both directions; OSError."""
+    """Start a server on the port that forwards each connection to `target` (host:port) in both directions.
+
+    Raises OSError if it cannot listen.
+    """
     host, _, target_port = target.rpartition(":")
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -149,7 +171,10 @@ async def relay(port: int, target: str) -> asyncio.Server:
 
 
 async def serve(node: NodeInfo, port: int) -> None:
-    """Relay the port to the broker once it leads all partitions, until this process is stopped; KafkaError, OSError."""
+    """Relay `port` to the broker once all partitions have leaders, until SIGTERM, SIGINT or the end of standard input.
+
+    Raises KafkaError if the broker does not respond, OSError if the port is in use.
+    """
     loop, ends = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ends.set)
@@ -169,7 +194,7 @@ async def serve(node: NodeInfo, port: int) -> None:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Run until stopped; 1 with a message after an error."""
+    """Run until stopped. Return 0, or 1 after an error, which is printed as one line on stderr."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("server_properties", type=Path)
     parser.add_argument("--home", type=Path, required=True, help="directory for all other data, which is emptied")

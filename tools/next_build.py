@@ -37,7 +37,10 @@ PATCHES = (
 
 
 def copy(root: Path, target: Path) -> None:
-    """Copy the files that git tracks, with local changes, and the wheels for images; CalledProcessError, OSError."""
+    """Copy the files that git tracks or would track, with local changes, and the wheels for images.
+
+    Raises CalledProcessError if git fails, OSError if a file cannot be copied.
+    """
     files = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=root, check=True, capture_output=True
     )
@@ -52,7 +55,7 @@ def copy(root: Path, target: Path) -> None:
 
 
 def patch(target: Path) -> None:
-    """Apply the patches to the copy; SystemExit if the sources have changed so that a patch does not apply."""
+    """Apply PATCHES to the copy. Raises SystemExit for a patch that does not match the sources."""
     for name, pattern, text in PATCHES:
         file = target / name
         changed, count = re.subn(pattern, text, file.read_text(), count=1)
@@ -62,7 +65,10 @@ def patch(target: Path) -> None:
 
 
 def keep_wheels(target: Path) -> None:
-    """Mark the copied wheels as current. Of the files that they depend on, only the version has changed."""
+    """Mark the copied wheels, if any, as current, so that the image does not build them again.
+
+    Of the files that they depend on, only the version has changed.
+    """
     stamp = target / "build" / "wheels" / "service" / "made-from"
     if stamp.exists():
         files = "cat pyproject.toml requirements.lock tools/image_wheels.sh | cksum"
@@ -72,7 +78,10 @@ def keep_wheels(target: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Create the build in the directory `arguments[0]`; SystemExit if that exists and is not an earlier build."""
+    """Create the build in the directory `arguments[0]`, which replaces an earlier build there.
+
+    Raises SystemExit if the directory exists and is not an earlier build, or a patch does not apply.
+    """
     root, target = Path(__file__).resolve().parent.parent, Path(arguments[0])
     mark = target / ".next-build"
     if target.exists() and not mark.exists():

@@ -103,7 +103,7 @@ Passage = tuple[int, str]
 
 
 def find(text: str) -> str | None:
-    """Return the first finding in a passage, with the better term, or None."""
+    """Return the first finding in a passage, with the better term, or None without a finding."""
     for allowed in ALLOWED:
         text = text.replace(allowed, "")
     plain = QUOTED.sub("``", " ".join(text.split()))
@@ -115,7 +115,10 @@ def find(text: str) -> str | None:
 
 
 def python_passages(text: str) -> Iterator[Passage]:
-    """Yield line and text of each docstring, message, help text and comment of a Python file."""
+    """Yield (line, text) of each docstring, message or help text of three words or more, and comment of Python source.
+
+    Raises SyntaxError.
+    """
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value
@@ -126,7 +129,10 @@ def python_passages(text: str) -> Iterator[Passage]:
 
 
 def _strings(argument: ast.expr) -> Iterator[Passage]:
-    """Yield the literals of one argument that have three words or more. Calls inside it are visited on their own."""
+    """Yield (line, text) of an argument that is a string of three words or more, else nothing.
+
+    Calls inside it are visited separately.
+    """
     if isinstance(argument, ast.JoinedStr):
         literals = [part.value for part in argument.values if isinstance(part, ast.Constant)]
         text = "{}".join(map(str, literals))
@@ -150,7 +156,7 @@ def _comments(text: str) -> Iterator[Passage]:
 
 
 def markdown_passages(text: str) -> Iterator[Passage]:
-    """Yield line and text of each paragraph, table row and list item of a Markdown file, without code."""
+    """Yield (line, text) of each paragraph, table row and list item of Markdown, without code blocks."""
     start, words, in_code = 0, list[str](), False
     for number, line in enumerate([*text.splitlines(), ""], 1):
         stripped = line.strip()
@@ -165,7 +171,7 @@ def markdown_passages(text: str) -> Iterator[Passage]:
 
 
 def line_passages(text: str) -> Iterator[Passage]:
-    """Yield line and text of the comments, descriptions and titles of another text file."""
+    """Yield (line, text) of the comments, descriptions and titles of another text file, line by line."""
     for number, line in enumerate(text.splitlines(), 1):
         match = re.search(r"(?:^|\s)(?:#|//)+\s*(.+)$|\b(?:description|summary|title):\s*(.+)$", line)
         if match is not None:
@@ -173,14 +179,17 @@ def line_passages(text: str) -> Iterator[Passage]:
 
 
 def passages(path: Path) -> Iterator[Passage]:
-    """Yield the passages of a file by its kind."""
+    """Yield (line, text) of the passages of a file, by its suffix. Raises SyntaxError, OSError, UnicodeDecodeError."""
     text = path.read_text(encoding="utf-8")
     by_suffix = {".py": python_passages, ".md": markdown_passages}
     yield from by_suffix.get(path.suffix, line_passages)(text)
 
 
 def files(paths: Iterable[str]) -> list[Path]:
-    """Return the files under some paths that git tracks or would track and that this lint can read."""
+    """Return the existing files under `paths` that have one of SUFFIXES, sorted.
+
+    Files that git ignores are left out.
+    """
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *paths]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
     return sorted({ROOT / name for name in listed if Path(name).suffix in SUFFIXES and (ROOT / name).is_file()})
@@ -192,7 +201,10 @@ def _without_domain_terms(path: Path, text: str) -> str:
 
 
 def commit_findings(message: str) -> Iterator[str]:
-    """Yield the faults of a commit message: the length of its subject, its mood, its wording."""
+    """Yield descriptions of the faults of a commit message: length, mood and full stop of its subject, wording.
+
+    Yields nothing for merges, reverts and fixups.
+    """
     lines = [line for line in message.splitlines() if not line.startswith("#")]
     subject = lines[0] if lines else ""
     if subject.startswith(("Merge ", "Revert ", "fixup! ", "squash! ")):
@@ -213,7 +225,7 @@ def commit_findings(message: str) -> Iterator[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the findings; return the exit status."""
+    """Print the findings. Return 1 if there are any, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="*", default=PATHS, help="files and directories (default: all that are checked)")
     parser.add_argument("--commit-message", type=Path, metavar="FILE", help="check a commit message instead")

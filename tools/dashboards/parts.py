@@ -46,38 +46,38 @@ def _matchers(where: str) -> str:
 
 
 def now(metric: str, where: str = "") -> str:
-    """Return the selector of a node metric, with optional further matchers."""
+    """Return the PromQL selector of a node metric, with the optional matchers `where`."""
     return f"{metric}{{{_matchers(where)}}}"
 
 
 def total(metric: str, *by: str, where: str = "") -> str:
-    """Return the sum of a gauge by labels."""
+    """Return the PromQL expression for the sum of a gauge by the labels `by`."""
     return f"sum by ({', '.join(by)}) ({now(metric, where)})"
 
 
 def rate(metric: str, *by: str, where: str = "") -> str:
-    """Return the per-second rate of a counter, summed by labels."""
+    """Return the PromQL expression for the per-second rate of a counter, summed by the labels `by`."""
     return f"sum by ({', '.join(by)}) (rate({now(metric, where)}[$__rate_interval]))"
 
 
 def all_rate(metric: str, where: str = "") -> str:
-    """Return the per-second rate of a counter, summed over all series."""
+    """Return the PromQL expression for the per-second rate of a counter, summed over all series."""
     return f"sum(rate({now(metric, where)}[$__rate_interval]))"
 
 
 def quantile(share: float, histogram: str, *by: str) -> str:
-    """Return the quantile `share` (0 to 1) of a histogram, by labels."""
+    """Return the PromQL expression for the quantile `share` (0 to 1) of a histogram, by the labels `by`."""
     return f"histogram_quantile({share}, {rate(f'{histogram}_bucket', *by, 'le')})"
 
 
 def of_active(gauge: str) -> str:
-    """Return a gauge of the active controller; other controllers may lag."""
+    """Return the PromQL expression for a gauge of the active controller, because other controllers may lag."""
     active = now("kafka_controller_kafkacontroller_activecontrollercount")
     return f"max by (cluster) ({now(gauge)} and on (cluster, instance) {active} == 1)"
 
 
 def by_instance(expr: str) -> Query:
-    """Return a query with one series per node."""
+    """Return a query of `expr` whose legend is the node (label `instance`)."""
     return Query(expr, "{{instance}}")
 
 
@@ -107,7 +107,7 @@ def number(
     bad: float | None = None,
     width: int = 4,
 ) -> stat.Panel:
-    """Return a panel with the latest value, yellow from `warn` and red from `bad`."""
+    """Return a panel with the latest value, yellow from `warn` on and red from `bad` on."""
     panel = stat.Panel().title(title).description(text).datasource(SOURCE).unit(unit).span(width).height(4)
     panel = panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     panel = panel.color_mode(c.BigValueColorMode.VALUE).graph_mode(c.BigValueGraphMode.AREA)

@@ -30,9 +30,9 @@ def zone_of(rack: str | None) -> str:
 
 
 class LeastLoadedZoneSelector(ReplicaSelector):
-    """Selects the least loaded replica in the client's zone. Not thread-safe: a broker calls it on its event loop.
+    """A ReplicaSelector that selects the least loaded replica in the client's zone.
 
-    `now_ms` returns monotonic time in milliseconds.
+    Not thread-safe: a broker calls it on its event loop. `now_ms` returns monotonic time in milliseconds.
     """
 
     def __init__(self, now_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000) -> None:
@@ -42,15 +42,19 @@ class LeastLoadedZoneSelector(ReplicaSelector):
         self._load: Counter[int] = Counter()
 
     def configure(self, configs: Mapping[str, Any]) -> None:
-        """Set the time that a client counts as load to `metadata.max.age.ms`. Raises ValueError below 1."""
+        """Set the time in milliseconds for which a client counts as load to `metadata.max.age.ms`, default WINDOW_MS.
+
+        Raises ValueError below 1.
+        """
         self._window_ms = int(configs.get("metadata.max.age.ms", WINDOW_MS))
         if self._window_ms < 1:
             raise ValueError(f"metadata.max.age.ms must be at least 1, got {self._window_ms}")
 
     def select(self, topic_partition: TopicPartition, client: ClientMetadata, view: PartitionView) -> ReplicaView:
-        """Return the client's previous replica if it is still a candidate, else the least loaded replica in its zone.
+        """Return the client's previous replica if it is still a candidate in its zone, else the least loaded one there.
 
-        Without a rack, or a candidate in the zone, returns the leader.
+        The lowest node id wins among equal loads. Returns the leader if the client has no rack, or its zone no
+        candidate.
         """
         now_ms = self._now_ms()
         self._expire(now_ms)
