@@ -6,7 +6,7 @@ invalid value in any source raises InvalidConfigError with a message of one line
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -22,13 +22,22 @@ C = TypeVar("C", bound=Config)
 def load(
     config_type: type[C], *, file: Path | None, environment: Mapping[str, str], overrides: Sequence[str] = ()
 ) -> C:
-    """Return the configuration of a process from all sources. Raises InvalidConfigError."""
-    values: dict[str, str] = {}
+    """Return the configuration of a process from all sources.
+
+    Raises InvalidConfigError if a source cannot be read, or has an unknown key or an invalid value.
+    """
+    sources: list[tuple[Callable[[str], str], Mapping[str, str]]] = []
     if file is not None:
-        values |= read_properties(file)
-    values |= from_environment(environment, config_type.keys())
-    values |= from_overrides(overrides)
-    return config_type.parse(values)
+        sources.append((lambda _key: f"configuration file {file}: ", read_properties(file)))
+    sources.append(
+        (lambda key: f"environment variable {variable(key)}: ", from_environment(environment, config_type.keys()))
+    )
+    sources.append((lambda _key: "", from_overrides(overrides)))
+    try:
+        return config_type.parse({key: value for _, values in sources for key, value in values.items()})
+    except InvalidConfigError as error:
+        prefix = next((name(error.key) for name, values in reversed(sources) if error.key in values), "")
+        raise InvalidConfigError(prefix + error.message, key=error.key, value=error.value) from None
 
 
 def read_properties(file: Path) -> dict[str, str]:

@@ -121,7 +121,7 @@ class Config(BaseModel):
                 text = f"unknown configuration key {key!r}{_suggestion(key, cls.keys())}"
             else:
                 text = error_text(first, key, values.get(key))
-            raise InvalidConfigError(text, key=key) from None
+            raise InvalidConfigError(text, key=key, value=values.get(key)) from None
 
     @classmethod
     @cache

@@ -130,6 +130,18 @@ def test_invalid_value_error_names_key() -> None:
         settings.load(BrokerConfig, file=None, environment={}, overrides=[*REQUIRED, "log.segment.bytes=many"])
 
 
+def test_invalid_value_error_names_file_or_environment_variable(tmp_path: Path) -> None:
+    file = write(tmp_path, "log.segment.bytes=many\n")
+    with pytest.raises(InvalidConfigError) as caught:
+        settings.load(BrokerConfig, file=file, environment={}, overrides=REQUIRED)
+    assert caught.value.message == f"configuration file {file}: log.segment.bytes must be an integer, got 'many'"
+    environment = {"KIPMESH_CONFIG_LOG_SEGMENT_BYTES": "few"}
+    with pytest.raises(InvalidConfigError) as caught:
+        settings.load(BrokerConfig, file=file, environment=environment, overrides=REQUIRED)
+    variable = "environment variable KIPMESH_CONFIG_LOG_SEGMENT_BYTES"
+    assert caught.value.message == f"{variable}: log.segment.bytes must be an integer, got 'few'"
+
+
 def test_environment_variables_without_config_prefix_are_ignored() -> None:
     environment = {"KIPMESH_LEADER_SERVICE_HOST": "10.0.0.1", "KIPMESH_BOOTSTRAP": "x"}
     assert settings.from_environment(environment, BrokerConfig.keys()) == {}
