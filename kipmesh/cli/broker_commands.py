@@ -15,6 +15,7 @@ from kipmesh.cli.common import (
     AdminConnection,
     AsJson,
     command,
+    counted,
     make_app,
     option,
     print_json,
@@ -112,7 +113,7 @@ def list_(*, connection: AdminConnection, as_json: AsJson = False) -> None:
         ("BROKER", "ADDRESS", "RACK", "REPLICAS", "LEADS", "OUT OF SYNC"),
         lambda broker: (
             broker["node_id"],
-            f"{broker['host']}:{broker['port']}" if broker["is_available"] else "not there",
+            f"{broker['host']}:{broker['port']}" if broker["is_available"] else "unavailable",
             broker["rack"] or "-",
             broker["replicas"],
             broker["leaders"],
@@ -171,8 +172,8 @@ def drain(
     """
     deadline = Deadline(timeout_s)
     found = connection.run_stoppable(lambda admin: _drain(admin, broker_id, throttle, deadline, wait=wait))
-    moving = f"{found.leaving} of {found.left} replicas are being moved"
-    text = moving if found.left else f"{found.total} replicas moved, it has none"
+    moving = f"{found.leaving} of {counted(found.left, 'replica')} are being moved"
+    text = moving if found.left else f"{counted(found.total, 'replica')} moved, it has none"
     print_one({"broker_id": broker_id, **found._asdict()}, f"broker {broker_id}: {text}", as_json=as_json)
 
 
@@ -219,13 +220,14 @@ def decommission(
 
     total = connection.run_stoppable(work)
     values = {"broker_id": broker_id, "moved": total, "is_registered": False}
-    print_one(values, f"broker {broker_id}: {total} replicas moved, unregistered", as_json=as_json)
+    print_one(values, f"broker {broker_id}: {counted(total, 'replica')} moved, unregistered", as_json=as_json)
 
 
 async def _unregister(admin: AdminClient, broker_id: int, throttle: int | None, deadline: Deadline) -> int:
     """Unregister a broker once its process has stopped, and drain replicas of topics that were created meanwhile.
 
-    Returns the number of these replicas. Raises KafkaError if the broker still runs at the deadline.
+    Returns the number of these replicas. Raises KafkaError if the broker still runs at the deadline (INVALID_REQUEST),
+    or immediately for another error; CommandError if draining does not end by the deadline.
     """
     total, is_reported = 0, False
     while True:
@@ -288,7 +290,7 @@ def _session_row(session: FetchSessionDescription) -> tuple[object, ...]:
 
 
 def _duration(milliseconds: int) -> str:
-    """Format a duration with its two largest units."""
+    """Format a duration: hours and minutes, minutes and seconds, or seconds with one decimal below a minute."""
     seconds = milliseconds / 1000
     if seconds < 60:
         return f"{seconds:.1f} s"
@@ -328,6 +330,8 @@ def inject(
     """
     from kipmesh.messages import InjectedFault
 
+    if error == "NONE" and not delay_ms and not drop_connection:
+        raise typer.BadParameter("the fault has no effect: give --error, --delay-ms or --drop-connection")
     if error not in ErrorCode.__members__:
         raise typer.BadParameter(
             f"{error!r} is not an error of Kafka, e.g. NOT_LEADER_OR_FOLLOWER", param_hint="--error"

@@ -21,6 +21,7 @@ from kipmesh.cli.common import (
     CommandError,
     command,
     command_config,
+    counted,
     make_app,
     option,
     print_json,
@@ -83,6 +84,8 @@ def run(
     kipmesh chaos run deploy/chaos/random.yaml --duration 1800 --seed 7 --dir build/chaos
     kipmesh chaos run deploy/chaos/compose/kill-each.yaml --compose kipmesh
     """
+    if inside and compose is None:
+        raise typer.BadParameter("--inside needs --compose")
     try:
         import kipmesh_chaos.runner  # noqa: F401 - fails if a dependency is missing
         from kipmesh_chaos.disk import NotPossibleError, enter_namespace
@@ -117,10 +120,14 @@ def run(
 
 
 def _summarize(results: Sequence[Result], failed: int, skipped: int) -> None:
-    """Print the last line and exit with the exit code of all runs."""
+    """Print a summary of several runs. Return if all were without an anomaly.
+
+    Raises typer.Exit with 1 if a run failed or had an anomaly, else with 77 if one was skipped.
+    """
     clean = sum(result.verdict.is_clean for result in results)
     if len(results) + skipped + failed > 1:
-        print(f"{len(results)} runs, {clean} without an anomaly; {failed} could not be run, {skipped} skipped")
+        runs = counted(len(results), "run")
+        print(f"{runs}, {clean} without an anomaly; {failed} could not be run, {skipped} skipped")
     if failed or clean < len(results):
         raise typer.Exit(EXIT_FAILED)
     if skipped:
@@ -158,9 +165,9 @@ def _group_figures(figures: Figures) -> str:
 
 def _print_verdict(name: str, verdict: Verdict) -> None:
     figures = verdict.figures
-    anomalies = "no anomaly" if verdict.is_clean else f"{sum(verdict.counts.values())} anomalies"
+    anomalies = "no anomaly" if verdict.is_clean else counted(sum(verdict.counts.values()), "anomaly", "anomalies")
     print(
-        f"{name}: {anomalies}; {figures.faults} faults, {figures.acknowledged} acknowledged, "
+        f"{name}: {anomalies}; {counted(figures.faults, 'fault')}, {figures.acknowledged} acknowledged, "
         f"{figures.unknown} unknown, "
         f"{figures.read} read, longest gap {figures.longest_write_gap_s:.2f} s, longest read delay "
         f"{figures.longest_read_delay_s:.2f} s{_group_figures(figures)}"

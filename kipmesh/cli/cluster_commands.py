@@ -142,10 +142,8 @@ def describe_quorum(
             }
         )
     else:
-        print(
-            f"quorum {summary['state']}  leader {found.leader_id}  epoch {found.leader_epoch}  "
-            f"high watermark {found.high_watermark}"
-        )
+        leader = f"leader {found.leader_id}" if found.leader_id >= 0 else "no leader"
+        print(f"metadata quorum: {leader}, epoch {found.leader_epoch}, high watermark {found.high_watermark}")
         rows = [
             (
                 one["replica_id"],
@@ -173,7 +171,10 @@ async def _query_controllers(
 
 
 async def _query_brokers(admin: AdminClient) -> QuorumDescription:
-    """Describe the quorum through a broker. Without an active controller, leader and epoch are unknown (-1)."""
+    """Describe the quorum through a broker. Without an active controller, leader and epoch are -1 and nodes empty.
+
+    Raises other KafkaErrors than REQUEST_TIMED_OUT.
+    """
     from kipmesh.client.types import QuorumDescription
 
     try:
@@ -185,7 +186,10 @@ async def _query_brokers(admin: AdminClient) -> QuorumDescription:
 
 
 def _controllers(given: str | None, directory: Path) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    """Return addresses of controllers and client settings. Raises CommandError if no option leads to a cluster."""
+    """Return the addresses (host:port) of controllers, and client settings for them.
+
+    Raises CommandError if no option leads to a cluster, InvalidConfigError for a bad file of --command-config.
+    """
     config = command_config()
     if given:
         return tuple(filter(None, (address.strip() for address in given.split(",")))), config
@@ -218,7 +222,7 @@ def _time(timestamp_ms: int) -> str:
 
 
 class Kind(StrEnum):
-    """Type of the resource. Only dynamic settings of brokers are shown."""
+    """Type of a resource of `kipmesh config`. Of brokers, only dynamic settings are shown."""
 
     TOPIC = "topic"
     BROKER = "broker"

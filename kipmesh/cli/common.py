@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, TypeVar
 
 import typer
 
-from kipmesh.core.errors import ErrorCode, KafkaError
+from kipmesh.core.errors import ErrorCode, InvalidConfigError, KafkaError
 from kipmesh.messages.schema import MAX_INT32
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ ADMIN_TIMEOUT_S = 30.0
 SECONDS_MAX = MAX_INT32 // 1000
 """Largest timeout. Requests carry timeouts in milliseconds, as int32."""
 DEFAULT_DIR = Path("kipmesh-local")
+PORT_MAX = 65535
 
 COMMAND_CONFIG = "KIPMESH_COMMAND_CONFIG"
 """Environment variable that holds the path given with `--command-config`."""
@@ -41,7 +42,10 @@ T = TypeVar("T")
 
 
 def check_utf8(value: Any) -> Any:
-    """Return an argument or list of arguments unchanged. Raises typer.BadParameter for bytes that are not UTF-8."""
+    """Return an argument or list of arguments unchanged.
+
+    Raises typer.BadParameter for one with bytes that are not UTF-8.
+    """
     for text in value if isinstance(value, (list, tuple)) else [value]:
         _check_text(str(text))
     return value
@@ -55,10 +59,17 @@ def _check_text(text: str, option: str | None = None) -> None:
 
 
 def check_addresses(value: str | None) -> str | None:
-    """Return the value of an address option unchanged. Raises typer.BadParameter if it contains no address."""
+    """Return the value of an address option unchanged, also None.
+
+    Raises typer.BadParameter if it contains no address, one with a port out of range, or bytes that are not UTF-8.
+    """
     if value is not None and not value.strip(" ,"):
         raise typer.BadParameter(f"{value!r} contains no address: give HOST:PORT,...")
     check_utf8(value)
+    for address in (value or "").split(","):
+        port = address.rpartition(":")[2].strip()
+        if port.isdecimal() and not (len(port) <= 5 and 1 <= int(port) <= PORT_MAX):
+            raise typer.BadParameter(f"{address.strip()!r}: the port must be between 1 and {PORT_MAX}, got {port}")
     return value
 
 
@@ -129,7 +140,10 @@ def make_app(summary: str, example_lines: str) -> typer.Typer:
 
 
 def command_config() -> Mapping[str, str]:
-    """Read the client properties of `--command-config`; empty without it. Raises InvalidConfigError for a bad file."""
+    """Return the client properties in the file of `--command-config`, by key; empty without that option.
+
+    Raises InvalidConfigError if the file is invalid or cannot be read.
+    """
     file = os.environ.get(COMMAND_CONFIG)
     if not file:
         return {}
@@ -138,10 +152,20 @@ def command_config() -> Mapping[str, str]:
     return read_properties(Path(file))
 
 
+def _with_source(error: InvalidConfigError) -> str:
+    """Return the message of an error, preceded by the file of `--command-config` if the value is from there."""
+    try:
+        is_from_file = error.key != "" and command_config().get(error.key) == error.value
+    except KafkaError:
+        is_from_file = False
+    return f"configuration file {os.environ[COMMAND_CONFIG]}: {error.message}" if is_from_file else error.message
+
+
 def local_state(directory: Path, options: str) -> ClusterState:
     """Return the state of the local cluster in `directory`.
 
     Raises CommandError if the directory has no cluster; the message recommends `options` (option names) or --dir.
+    Raises ClusterError if its cluster.json is invalid or cannot be read.
     """
     from kipmesh.cluster.layout import read_state
 
@@ -177,19 +201,23 @@ class Connection:
 
     @property
     def bootstrap(self) -> str:
-        """Bootstrap addresses. Raises CommandError if no option gives any, InvalidConfigError for a bad file."""
+        """Bootstrap addresses: comma-separated host:port.
+
+        Raises CommandError without --bootstrap and a local cluster in --dir, ClusterError if cluster.json is invalid,
+        or InvalidConfigError for a bad file of --command-config.
+        """
         return self._resolved[0]
 
     @property
     def config(self) -> Mapping[str, str]:
-        """Client settings other than the addresses. Raises the errors of `bootstrap`."""
+        """Client settings other than the addresses, by key. Raises the errors of `bootstrap`."""
         return self._resolved[1]
 
     async def start(self, client: Client, settings: Mapping[str, Any], *, timeout_s: float | None = None) -> None:
         """Start a client. Raises KafkaError (NETWORK_EXCEPTION) if no broker responds in time.
 
         The limit is the smaller of `timeout_s` and CONNECT_TIMEOUT_S. CONNECT_TIMEOUT_S does not apply if `settings`
-        contain `request.timeout.ms`.
+        contain `request.timeout.ms`. Other errors of the client's start are raised immediately.
         """
         default_s = None if "request.timeout.ms" in settings else CONNECT_TIMEOUT_S
         limit_s = min((limit for limit in (default_s, timeout_s) if limit is not None), default=None)
@@ -200,6 +228,8 @@ class Connection:
             meaning = getattr(client.last_failure, "hint", "")
             why = f" ({meaning})" if meaning else ""
             text = f"no broker responded at {self.bootstrap} within {limit_s:g} s{why}"
+            if meaning.startswith("does it "):  # a listener of another protocol, as the Kafka listener
+                text += "; give the gRPC address that `kipmesh local up` prints after bootstrap:"
             raise KafkaError(ErrorCode.NETWORK_EXCEPTION, text) from None
 
 
@@ -213,7 +243,10 @@ class AdminConnection(Connection):
         self._timeout_s = ADMIN_TIMEOUT_S if timeout_s is None else timeout_s
 
     def run(self, work: Callable[[AdminClient], Awaitable[T]]) -> T:
-        """Call `work` with a connected admin client and return its result."""
+        """Call `work` with a connected admin client, close the client, and return the result of `work`.
+
+        Raises the errors of `bootstrap`, `start` and `work`.
+        """
         return run(lambda: self._run(work))
 
     def run_stoppable(self, work: Callable[[AdminClient], Awaitable[T]]) -> T:
@@ -252,7 +285,10 @@ class Client(Protocol):
 
 @contextmanager
 def suggest_create(topic: str) -> Iterator[None]:
-    """Add the command that creates `topic` to a KafkaError UNKNOWN_TOPIC_OR_PARTITION raised in the block."""
+    """Replace the message of a KafkaError UNKNOWN_TOPIC_OR_PARTITION raised in the block.
+
+    The new message says that `topic` does not exist, with the command that creates it.
+    """
     try:
         yield
     except KafkaError as error:
@@ -262,15 +298,16 @@ def suggest_create(topic: str) -> Iterator[None]:
 
 
 def create_command(topic: str) -> str:
-    """Return the remediation of errors about a missing topic."""
+    """Return the remediation in errors about a missing topic: the command that creates it."""
     return f"create it with: kipmesh topic create {topic} --partitions 6"
 
 
 def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a command. Its docstring is the help text; the lines after `Examples:` become the epilog.
+    """Return a decorator that registers a command with this name (default: the function's).
 
-    A parameter of type Connection is replaced on the command line by the options that the connection needs. The command
-    may declare one of these options itself, for example `timeout_s`, and then also receives its value.
+    The docstring is the help text; the lines after `Examples:` become the epilog. A parameter of type Connection is
+    replaced on the command line by the options that the connection needs. The command may declare one of these options
+    itself, for example `timeout_s`, and then also receives its value.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -307,7 +344,10 @@ def _with_connection_options(function: Callable[..., None]) -> Callable[..., Non
 
 
 def with_parameters(function: Callable[..., None], parameters: Iterable[tuple[str, Any, Any]]) -> Callable[..., None]:
-    """Give `function` keyword-only parameters (name, annotation, default), which typer turns into options."""
+    """Return `function`, changed to have keyword-only parameters (name, annotation, default).
+
+    typer turns them into options.
+    """
     replaced = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
         for name, annotation, default in parameters
@@ -318,7 +358,10 @@ def with_parameters(function: Callable[..., None], parameters: Iterable[tuple[st
 
 
 def run(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine that uses clients. They log to stderr at KIPMESH_LOG_LEVEL (default: error)."""
+    """Run the coroutine that `make` returns, in a new event loop, and return its result.
+
+    Its clients log to stderr at KIPMESH_LOG_LEVEL (default: error).
+    """
     from kipmesh.node import logging
 
     level = os.environ.get("KIPMESH_LOG_LEVEL", "error").lower()
@@ -327,7 +370,7 @@ def run(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 def report_error(error: Exception) -> int:
-    """Print an error on stderr as one line and return the exit code.
+    """Print an error on stderr as one line and return the exit code: that of a usage error (2), else 1.
 
     An unexpected error, or any error when KIPMESH_TRACEBACK is set, is preceded by its traceback.
     """
@@ -360,7 +403,10 @@ def _error_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     try:
-        message = getattr(error, "message", None) or str(error) or type(error).__name__
+        if isinstance(error, InvalidConfigError):
+            message = _with_source(error)
+        else:
+            message = getattr(error, "message", None) or str(error) or type(error).__name__
     except Exception:  # py4j requests the text from the JVM, which may have exited
         message = f"{type(error).__name__} without a text"
     name = getattr(getattr(error, "code", None), "name", None)
@@ -400,7 +446,7 @@ def print_values(
     as_json: bool,
     none: str | None = None,
 ) -> None:
-    """Print values as lines of JSON, or as a table. `none` replaces a table without rows."""
+    """Print each value as a line of JSON, or all as a table. `none`, if given, replaces a table without rows."""
     found = list(values)
     if as_json:
         for value in found:
@@ -418,9 +464,10 @@ def print_results(
     as_json: bool,
     none: str,
 ) -> None:
-    """Print the result of each partition: its error, or the text that `done` returns for it.
+    """Print the result of each partition as a table or lines of JSON.
 
-    `none` replaces a table without rows.
+    It is the partition's error, or in a table the text that `done` returns for a success. `none` replaces a table
+    without rows.
     """
 
     def to_object(where: TopicPartition) -> dict[str, Any]:
@@ -442,7 +489,10 @@ def printable(name: str) -> str:
 
 
 def parse_pairs(texts: Sequence[str] | None, option: str) -> dict[str, str]:
-    """Parse the `key=value` values of a repeatable option. Raises typer.BadParameter (exit code 2)."""
+    """Return the `key=value` values of a repeatable option as a dict; of equal keys the last wins.
+
+    Raises typer.BadParameter (exit code 2) for a value without `=` or key, or that is not UTF-8.
+    """
     pairs = {}
     for text in texts or ():
         _check_text(text, option)
@@ -458,6 +508,11 @@ def separator_bytes(text: str) -> bytes:
     if not text:
         raise typer.BadParameter("must not be empty", param_hint="--key-separator")
     return os.fsencode(text)
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun: "1 partition", "2,000 partitions"."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def comma_list(values: Iterable[object]) -> str:
@@ -478,7 +533,10 @@ class GracefulStop:
         self._cancel: Callable[[], object] | None = None
 
     async def run(self, work: Coroutine[Any, Any, None]) -> int:
-        """Await `work` and return the exit code: 0, or 128 + the signal that cancelled it."""
+        """Await `work` and return the exit code: 0, or 128 + the signal that cancelled it.
+
+        Raises the error of `work`.
+        """
         loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
         numbers = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]

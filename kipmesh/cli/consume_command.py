@@ -19,7 +19,6 @@ import typer
 
 from kipmesh.cli.common import (
     AsJson,
-    ClientConfig,
     Connection,
     GracefulStop,
     Topic,
@@ -73,8 +72,13 @@ def consume(
         int | None, option("--timeout-ms", "Exit after this time without a record or a broker.", min=1, max=MAX_INT32)
     ] = None,
     print_key: Annotated[bool, option("--print-key", "Print the key before the value.")] = False,
-    key_separator: Annotated[str, option("--key-separator", "Separator of key and value.")] = "\t",
-    config: ClientConfig = None,
+    key_separator: Annotated[
+        str, option("--key-separator", "Separator of key and value.  [default: \\t]", show_default=False)
+    ] = "\t",
+    config: Annotated[
+        list[str] | None,
+        option("--config", "A consumer setting, e.g. fetch.min.bytes=1000; repeatable.", metavar="KEY=VALUE"),
+    ] = None,
     *,
     connection: Connection,
     as_json: AsJson = False,
@@ -125,7 +129,10 @@ def _print_record(record: ConsumerRecord, separator: bytes | None, *, as_json: b
 
 
 def _start_offset(offset: str | None, *, from_beginning: bool) -> int | str | None:
-    """Return an offset, "earliest" or "latest"; None if no option sets the start. Raises typer.BadParameter."""
+    """Return a number, "earliest" or "latest", from --offset or --from-beginning; None without either.
+
+    Raises typer.BadParameter for another text.
+    """
     if offset is None:
         return "earliest" if from_beginning else None
     if offset in ("earliest", "latest"):
@@ -138,8 +145,8 @@ def _start_offset(offset: str | None, *, from_beginning: bool) -> int | str | No
 def group_settings(config: Mapping[str, str], group: str | None, *, from_beginning: bool) -> dict[str, str]:
     """Return the consumer's settings from --config (`config`), --group and --from-beginning.
 
-    With a group, sets `group.id` and `auto.offset.reset`. Raises typer.BadParameter for settings that contradict an
-    option.
+    With a group, sets `group.id` and, unless `config` does, `auto.offset.reset`; without one, returns a copy of
+    `config`. Raises typer.BadParameter for settings that contradict an option.
     """
     group_id = config.get("group.id", group)
     if group not in (None, group_id):
@@ -181,8 +188,23 @@ async def _consume(
             consumer.seek_to_beginning(assigned)
         elif begin == "latest" or "auto.offset.reset" not in config:
             consumer.seek_to_end(assigned)
-        if not await _print_records(consumer, max_messages, timeout_ms, show_all):
+        try:
+            is_complete = await _print_records(consumer, max_messages, timeout_ms, show_all)
+        except KafkaError as error:
+            if error.code is ErrorCode.OFFSET_OUT_OF_RANGE and isinstance(begin, int):
+                await _check_offset(consumer, assigned[0], begin)
+            raise
+        if not is_complete:
             _warn_leaderless(await consumer.partitions_for(topic), wanted)
+
+
+async def _check_offset(consumer: Consumer, where: TopicPartition, offset: int) -> None:
+    """Raise KafkaError (OFFSET_OUT_OF_RANGE), which states the range, if `--offset` is outside the log."""
+    first = (await consumer.beginning_offsets([where]))[where]
+    end = (await consumer.end_offsets([where]))[where]
+    if not first <= offset <= end:
+        text = f"partition {where.partition} of topic {where.topic!r} has no offset {offset}; give --offset {first}"
+        raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, text if first == end else f"{text} to {end}") from None
 
 
 @asynccontextmanager
@@ -194,7 +216,11 @@ async def _started(
     timeout_ms: int | None,
     may_commit: Callable[[], bool] = lambda: True,
 ) -> AsyncIterator[TopicMetadata]:
-    """Start the consumer, yield the topic's metadata, and close it, with a last commit if `may_commit` returns True."""
+    """Start the consumer, yield the topic's metadata, and close it, with a last commit if `may_commit` returns True.
+
+    Raises KafkaError if no broker responds in time (NETWORK_EXCEPTION) or the topic is unknown
+    (UNKNOWN_TOPIC_OR_PARTITION).
+    """
     timeout_s = None if timeout_ms is None else max(timeout_ms / 1000, CONNECT_TIMEOUT_S_MIN)
     await connection.start(consumer, config, timeout_s=timeout_s)
     warning = asyncio.create_task(_warn_unreachable(consumer, connection.bootstrap))
@@ -215,7 +241,11 @@ async def _consume_in_group(
     timeout_ms: int | None,
     show_all: ShowAll,
 ) -> None:
-    """Print records as a member of a group until cancelled, or until `max_messages` or `timeout_ms`."""
+    """Print records as a member of a group until cancelled, or until `max_messages` or `timeout_ms`.
+
+    With `timeout_ms`, raises KafkaError (REQUEST_TIMED_OUT) if it cannot join the group within
+    `default.api.timeout.ms`.
+    """
     from kipmesh.client import Consumer, RebalanceListener
 
     printed, joined = True, False
@@ -253,7 +283,10 @@ async def _consume_in_group(
 async def _print_records(
     consumer: Consumer, max_messages: int | None, timeout_ms: int | None, show_all: ShowAll
 ) -> bool:
-    """Print records until `max_messages` (return True) or until none arrived for `timeout_ms` (return False)."""
+    """Print records until `max_messages` (return True) or until none arrived for `timeout_ms` (return False).
+
+    A limit of None does not end it. Raises the KafkaErrors of `Consumer.poll`.
+    """
     left = max_messages
     while left is None or left > 0:
         max_records = POLL_RECORDS_MAX if left is None else min(left, POLL_RECORDS_MAX)

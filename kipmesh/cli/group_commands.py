@@ -16,6 +16,7 @@ from kipmesh.cli.common import (
     check_utf8,
     comma_list,
     command,
+    counted,
     make_app,
     option,
     parse_number,
@@ -128,8 +129,7 @@ def describe(group_id: Group, *, connection: AdminConnection, as_json: AsJson = 
     async def work(admin: AdminClient) -> tuple[GroupDescription, list[_Progress]]:
         group = (await admin.describe_groups([group_id]))[group_id]
         if group.state == "Dead":
-            text = f"group {group_id!r} does not exist; list groups with: kipmesh group list"
-            raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, text)
+            raise _no_group(group_id)
         return group, await _partition_progress(admin, group)
 
     group, partitions = connection.run(work)
@@ -137,6 +137,11 @@ def describe(group_id: Group, *, connection: AdminConnection, as_json: AsJson = 
         print_json(_json_form(group, partitions))
     else:
         _print_group(group, partitions)
+
+
+def _no_group(group_id: str) -> KafkaError:
+    text = f"group {group_id!r} does not exist; list groups with: kipmesh group list"
+    return KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, text)
 
 
 async def _partition_progress(admin: AdminClient, group: GroupDescription) -> list[_Progress]:
@@ -154,7 +159,7 @@ async def _partition_progress(admin: AdminClient, group: GroupDescription) -> li
 
 
 async def _ends(admin: AdminClient, wanted: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-    """Return the log end offsets of the partitions that have a leader."""
+    """Return the log end offsets of the partitions that have a leader. Others, also unknown ones, are left out."""
     from kipmesh.client import TIMESTAMP_LATEST
 
     names = {where.topic for where in wanted}
@@ -170,12 +175,11 @@ async def _ends(admin: AdminClient, wanted: Collection[TopicPartition]) -> dict[
 
 def _print_group(group: GroupDescription, partitions: Sequence[_Progress]) -> None:
     node = group.coordinator
-    count = len(group.members)
     parts = [
         f"group {printable(group.group_id)}: {group.state}",
         *([group.partition_assignor] if group.partition_assignor else []),
         f"coordinator {node.node_id} ({node.address})",
-        f"{count} member{'' if count == 1 else 's'}",
+        counted(len(group.members), "member"),
     ]
     sys.stdout.write(", ".join(parts) + "\n")
     owners = {one.member.member_id for one in partitions if one.member is not None}
@@ -313,7 +317,10 @@ def _parse(text: str) -> tuple[str, list[int] | None]:
 
 
 async def _partitions(admin: AdminClient, named: Sequence[tuple[str, list[int] | None]]) -> list[TopicPartition]:
-    """Return the named partitions without duplicates. Raises KafkaError (UNKNOWN_TOPIC_OR_PARTITION)."""
+    """Return the named partitions without duplicates; a list of None means all of the topic.
+
+    Raises KafkaError (UNKNOWN_TOPIC_OR_PARTITION) for an unknown topic or partition.
+    """
     from kipmesh.client import TopicPartition
 
     found = {one.name: one.partitions for one in await admin.describe_topics(dict.fromkeys(name for name, _ in named))}
@@ -342,6 +349,8 @@ def delete(group_id: Group, *, connection: AdminConnection) -> None:
         try:
             await admin.delete_groups([group_id])
         except KafkaError as error:
+            if error.code is ErrorCode.GROUP_ID_NOT_FOUND:
+                raise _no_group(group_id) from None
             if error.code is not ErrorCode.NON_EMPTY_GROUP:
                 raise
             raise KafkaError(error.code, f"group {group_id!r} has members; stop the members first") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +18,7 @@ from kipmesh.cli.common import (
     AsJson,
     Dir,
     command,
+    counted,
     make_app,
     option,
     parse_pairs,
@@ -25,6 +26,7 @@ from kipmesh.cli.common import (
     print_table,
     seconds_option,
 )
+from kipmesh.core.errors import InvalidConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,14 +88,14 @@ def up(
     """
     from kipmesh.cluster.layout import LOCAL_UP_COUNTS, Counts
 
-    values = {**_from_environment(), **parse_pairs(config, "--config")}
+    variables, options = _from_environment(), parse_pairs(config, "--config")
     if controllers not in (None, 1, 3, 5):
         raise typer.BadParameter(f"must be 1, 3 or 5, got {controllers}", param_hint="--controllers")
     begin = time.monotonic()
     with _progress() as on_event:
         cluster = _cluster(directory, defaults=LOCAL_UP_COUNTS, start_timeout_s=timeout_s, on_event=on_event)
-        with _stopped_on_signal():
-            started = cluster.up(Counts(controllers, leaders, followers, consumers), values, tls=tls)
+        with _stopped_on_signal(), _named_variables({key: variables[key] for key in variables.keys() - options}):
+            started = cluster.up(Counts(controllers, leaders, followers, consumers), {**variables, **options}, tls=tls)
         cluster.detach()
     state = cluster.state()
     if as_json:
@@ -101,7 +103,7 @@ def up(
             print_json(asdict(node))
         return
     took = f"ready in {time.monotonic() - begin:.1f} s" if started else "runs already"
-    print(f"{len(state.nodes)} nodes in {cluster.directory}: {took}")
+    print(f"{counted(len(state.nodes), 'node')} in {cluster.directory}: {took}")
     _print_bootstrap(state, cluster.directory)
 
 
@@ -134,6 +136,19 @@ def _from_environment() -> dict[str, str]:
     from kipmesh.cluster.settings import from_environment
 
     return from_environment(os.environ)
+
+
+@contextmanager
+def _named_variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Name the environment variable in an InvalidConfigError about one of these values."""
+    try:
+        yield
+    except InvalidConfigError as error:
+        if error.key not in values:
+            raise
+        from kipmesh.node.settings import variable
+
+        raise InvalidConfigError(f"environment variable {variable(error.key)}: {error.message}") from None
 
 
 @contextmanager

@@ -7,11 +7,12 @@ that `--help` is fast.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -95,13 +96,31 @@ def _options(
         os.environ[COMMAND_CONFIG] = str(command_config)
 
 
+class _StandardOutput(io.FileIO):
+    """A FileIO that names standard output in errors of writes."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "standard output") from None
+
+
 def _open_streams() -> None:
-    """Replace streams that the caller closed (`>&-`), which Python sets to None.
+    """Name stdout in errors of writes, and replace streams that the caller closed (`>&-`), which Python sets to None.
 
     Writes to a closed stdout fail like other write errors; a closed stderr discards its output.
     """
     if sys.stdout is None:
-        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(_StandardOutput(os.open(os.devnull, os.O_RDONLY), "w")))
+    elif sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):  # tests replace it
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(_StandardOutput(sys.stdout.fileno(), "w", closefd=False)),
+            encoding=sys.stdout.encoding,
+            errors=sys.stdout.errors,
+            line_buffering=sys.stdout.line_buffering,
+            write_through=sys.stdout.write_through,
+        )
     if sys.stderr is None:
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
@@ -141,7 +160,7 @@ def _flushed(code: int) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return code or EXIT_PIPE_CLOSED
-        return code or report_error(OSError(error.errno, error.strerror, "standard output"))
+        return code or report_error(error)
     return code
 
 

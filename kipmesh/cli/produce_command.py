@@ -28,6 +28,7 @@ from kipmesh.cli.common import (
     CommandError,
     Connection,
     Topic,
+    counted,
     create_command,
     option,
     parse_pairs,
@@ -109,7 +110,10 @@ def produce(
 
 
 def _parser_maker(form: Format, key_separator: str | None, key_column: str | None, delimiter: str) -> MakeParser:
-    """Return the factory of parsers for these options. Raises typer.BadParameter for options that conflict."""
+    """Return the factory of parsers for these options.
+
+    Raises typer.BadParameter if an option does not fit the format, or for an invalid delimiter or separator.
+    """
     if key_separator is not None and form is not Format.LINES:
         raise typer.BadParameter(f"needs --format lines; use --key-column for {form}", param_hint="--key-separator")
     if key_column is not None and form is Format.LINES:
@@ -134,7 +138,10 @@ async def _produce(
     config: dict[str, Any],
     stats: bool,
 ) -> int:
-    """Write records until the end of the input, an error or a signal. Return the exit code."""
+    """Write records until the end of the input, an error or a signal.
+
+    Returns the exit code: 0, 1 after an error, which is reported on stderr, or 128 + the first signal.
+    """
     inputs = Inputs(files)
     progress = _Progress(inputs)
     signals: list[signal.Signals] = []
@@ -169,7 +176,10 @@ async def _produce(
 
 
 async def _first(task: asyncio.Task[None], event: asyncio.Event, timeout_s: float | None) -> None:
-    """Wait for the task, the event or the timeout, whichever comes first."""
+    """Wait for the task, the event or `timeout_s` seconds (None: no limit), whichever comes first.
+
+    Does not cancel the task.
+    """
     waiting = asyncio.create_task(event.wait())
     try:
         await asyncio.wait([task, waiting], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -185,7 +195,10 @@ async def _feed(
     inputs: Inputs,
     progress: _Progress,
 ) -> None:
-    """Send all records and wait for their acknowledgement. Cancellation drops pending records."""
+    """Send all records and wait for their acknowledgement, counted in `progress`. Cancellation drops pending records.
+
+    Raises KafkaError if no broker responds, InvalidConfigError for a bad setting, or the errors of `_Feeder.send_all`.
+    """
     from kipmesh.client import Producer
 
     producer = Producer(connection.bootstrap, **{**connection.config, **config})
@@ -217,13 +230,16 @@ async def _warn_missing_metadata(producer: Producer, topic: str, progress: _Prog
     await asyncio.sleep(METADATA_WARNING_S)
     if not producer.has_metadata(topic):
         progress.clear()
-        text = f"no metadata of topic {topic!r} yet; waiting. If it does not exist, {create_command(topic)}"
+        text = f"no metadata for topic {topic!r} yet; waiting. If it does not exist, {create_command(topic)}"
         print(f"kipmesh: {text}", file=sys.stderr, flush=True)
 
 
 @dataclass(eq=False)
 class _Feeder:
-    """Sends the lines of the inputs and adds the line number to errors."""
+    """Sends the records of the inputs. Errors of reading a line, parsing and sending name the input and line.
+
+    Failed deliveries do not.
+    """
 
     producer: Producer
     topic: str
@@ -238,7 +254,12 @@ class _Feeder:
         self._line_number = 0  # in the current input, from 1
 
     async def send_all(self) -> None:
-        """Send all records. Raises CommandError or KafkaError at the first that cannot be parsed, sent or delivered."""
+        """Send records until the inputs end or are stopped. The last acknowledgements may still be pending.
+
+        Raises CommandError for a line that cannot be parsed; KafkaError for a line that is too long
+        (MESSAGE_TOO_LARGE), a record that cannot be sent, or an earlier one that was not delivered; OSError if an input
+        cannot be read.
+        """
         progress = self.progress
         try:
             async for chunk in self.inputs.read(self._row_bytes_max):
@@ -300,7 +321,10 @@ class _Progress:
         self._begin = time.monotonic()
 
     def count_acknowledged(self) -> None:
-        """Count the acknowledged records up to the first pending one. Raises KafkaError for a record that failed."""
+        """Count the acknowledged records up to the first pending one, in the order of the input.
+
+        Raises the KafkaError of a record that was not delivered.
+        """
         pending = self.pending
         while pending and pending[0].done():
             pending.popleft().result()
@@ -322,7 +346,7 @@ class _Progress:
             sys.stderr.flush()
 
     def clear(self) -> None:
-        """Erase the progress line, to print something else."""
+        """Erase the progress line of a terminal, to print something else."""
         if self.is_terminal:
             sys.stderr.write("\r\x1b[K")
 
@@ -344,6 +368,6 @@ class _Progress:
 
     def _line(self) -> str:
         count = self.acknowledged
-        records = f"{count:,} record{'' if count == 1 else 's'}"
+        records = counted(count, "record")
         done = "acknowledged" if self.has_acks else "sent (acks=0: not acknowledged)"
         return f"{records} {done}, {count / max(time.monotonic() - self._begin, 0.001):,.0f} a second"

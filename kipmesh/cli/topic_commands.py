@@ -18,6 +18,7 @@ from kipmesh.cli.common import (
     check_utf8,
     comma_list,
     command,
+    counted,
     make_app,
     option,
     parse_number,
@@ -102,7 +103,8 @@ def create(
         return created[0], True
 
     topic, is_new = connection.run(work)
-    created = f"{name}: {topic.num_partitions} partitions, {topic.replication_factor} replicas each"
+    replicas = counted(topic.replication_factor, "replica")
+    created = f"{name}: {counted(topic.num_partitions, 'partition')}, {replicas} each"
     values = {**topic._asdict(), "topic_id": topic_id_text(topic.topic_id), "is_new": is_new}
     print_one(values, created if is_new else f"{name} exists", as_json=as_json)
 
@@ -171,8 +173,8 @@ def describe(
             continue
         if index:
             print()
-        settings = comma_list(f"{key}={value}" for key, value in own.items())
-        print(f"topic {topic.name}  id {topic_id}  partitions {len(topic.partitions)}  {settings}")
+        settings = f"  {comma_list(f'{key}={value}' for key, value in own.items())}" if own else ""
+        print(f"topic {topic.name}  id {topic_id}  partitions {len(topic.partitions)}{settings}")
         _show_partitions(partitions)
 
 

@@ -127,7 +127,7 @@ def test_controllers_can_be_paused_killed_stopped_and_started(cluster: ClusterCl
     for name in ("controller-1", "controller-2", "controller-3"):
         cluster.run("local", "kill", name, check=False)
     for arguments, stdout, stderr in (
-        (["quorum", "describe", "--bootstrap", cluster.bootstrap], "quorum without a leader", ""),
+        (["quorum", "describe", "--bootstrap", cluster.bootstrap], "metadata quorum: no leader", ""),
         (["topic", "create", "four"], "", "kipmesh: REQUEST_TIMED_OUT: no metadata controller is active"),
         (["config", "describe", "topic", "one"], "", "kipmesh: REQUEST_TIMED_OUT: no metadata controller is active"),
     ):
@@ -143,7 +143,7 @@ def test_controllers_can_be_paused_killed_stopped_and_started(cluster: ClusterCl
     )
     assert "waits for more controllers" in cluster.local("start", "controller-3")
     done = cluster.run("quorum", "describe", "--timeout", "3", check=False)
-    assert (done.returncode, done.stdout[:23]) == (1, "quorum without a leader")
+    assert (done.returncode, done.stdout[:26]) == (1, "metadata quorum: no leader")
     assert "ready in" in cluster.local("start", "controller-1")
     assert json.loads(cluster.run("quorum", "describe", "--json").stdout)["state"] == "led"  # no broker is running
     cluster.local("up")

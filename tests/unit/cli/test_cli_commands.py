@@ -92,6 +92,9 @@ def test_usage_errors_have_exit_code_2() -> None:
         ("consume t --partition 0 --offset 99999999999999999999", "is more than 9223372036854775807"),
         ("consume t --partition 0 --offset 1 --from-beginning", "conflicts with --from-beginning"),
         ("consume t --from-beginning --config auto.offset.reset=latest", "contradicts --from-beginning"),
+        ("chaos run x.yaml --inside", "--inside needs --compose"),
+        ("faults inject --api Fetch", "give --error, --delay-ms or --drop-connection"),
+        ("topic list --bootstrap 127.0.0.1:99999", "the port must be between 1 and 65535, got 99999"),
     ],
     ids=lambda text: text[:60],
 )
@@ -101,12 +104,38 @@ def test_values_out_of_range_are_usage_errors_that_state_the_limit(arguments: st
     assert error in result.output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ("local down --timeout nan", "'--timeout': must be a number, got nan"),
+        ("topic list --timeout 0", "'--timeout': must be at least 0.1, got 0"),
+        ("topic create t --partitions abc", "'--partitions': must be an integer, got 'abc'"),
+        ("produce t --format xml", "'--format': 'xml' is not one of 'lines', 'ndjson', 'csv'"),
+    ],
+)
+def test_invalid_option_error_states_option_limit_and_value(arguments: str, error: str) -> None:
+    result = run_command(*arguments.split())
+    assert result.returncode == 2
+    assert f"Invalid value for {error}" in result.stderr.splitlines()[-1]
+
+
+def test_error_about_command_config_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("no.such.key=1\n")
+    result = run_command("--command-config", str(file), "topic", "list", "--bootstrap", "127.0.0.1:1")
+    assert (result.returncode, result.stderr) == (
+        1,
+        f"kipmesh: INVALID_CONFIG: configuration file {file}: unknown configuration key 'no.such.key'\n",
+    )
+
+
 @pytest.mark.parametrize("redirected", [">&-", ">/dev/full"])
-def test_failed_write_to_stdout_is_reported_in_one_line(redirected: str) -> None:
-    command = f"{sys.executable} -m kipmesh.cli.main --version {redirected}"
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_failed_write_to_stdout_is_reported_in_one_line(redirected: str, unbuffered: str) -> None:
+    command = f"PYTHONUNBUFFERED={unbuffered} {sys.executable} -m kipmesh.cli.main --version {redirected}"
     result = subprocess.run(["/bin/sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert result.returncode == 1
-    assert result.stderr.startswith("kipmesh: ")
+    assert result.stderr.startswith("kipmesh: standard output: ")
     assert result.stderr.count("\n") == 1
 
 

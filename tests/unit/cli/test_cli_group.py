@@ -119,8 +119,8 @@ async def test_reset_moves_offsets_by_each_option(bootstrap: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("describe", "missing"), "GROUP_ID_NOT_FOUND"),
-        (("delete", "missing"), "GROUP_ID_NOT_FOUND"),
+        (("describe", "missing"), "GROUP_ID_NOT_FOUND: group 'missing' does not exist; list groups with: "),
+        (("delete", "missing"), "GROUP_ID_NOT_FOUND: group 'missing' does not exist; list groups with: "),
         (("reset", "g", "--topic", "nope", "--to-latest"), "UNKNOWN_TOPIC_OR_PARTITION"),
         (("reset", "g", "--topic", "existing:5", "--to-latest"), "UNKNOWN_TOPIC_OR_PARTITION"),
         (("reset", "g", "--topic", "existing", "--shift-by", "1"), "no committed offset"),

@@ -245,6 +245,25 @@ def test_produce_and_consume_time_out_without_broker() -> None:
     assert output.decode() == f"kipmesh: NETWORK_EXCEPTION: no broker responded at {address} within 1 s\n"
 
 
+def test_consume_states_the_range_of_offsets(cluster: LocalCluster, topic: str) -> None:
+    assert produce(cluster.bootstrap, topic, stdin=b"a\nb\n")[0] == 0
+    place = ("consume", topic, "--partition", "0", "--bootstrap", cluster.bootstrap)
+    result = run_command(*place, "--offset", "9999")
+    assert (result.returncode, result.stderr) == (
+        1,
+        f"kipmesh: OFFSET_OUT_OF_RANGE: partition 0 of topic {topic!r} has no offset 9999; give --offset 0 to 2\n",
+    )
+    assert run_command(*place, "--offset", "1", "--max-messages", "1").stdout == "b\n"
+
+
+def test_address_of_kafka_listener_gets_a_hint() -> None:
+    with LocalCluster(mode="single", followers=0, config={"log.level": "error"}) as cluster:
+        assert cluster.kafka_bootstrap is not None
+        result = run_command("topic", "list", "--bootstrap", cluster.kafka_bootstrap)
+    assert result.returncode == 1
+    assert result.stderr.endswith("; give the gRPC address that `kipmesh local up` prints after bootstrap:\n")
+
+
 def test_produce_warns_while_topic_is_missing(cluster: LocalCluster) -> None:
     patched_command = (
         "from kipmesh.cli import main, produce_command; produce_command.METADATA_WARNING_S = 0; main.main()"
@@ -256,7 +275,7 @@ def test_produce_warns_while_topic_is_missing(cluster: LocalCluster) -> None:
         process.stdin.write(b"x\n")
         process.stdin.flush()
         assert process.stderr.readline() == (
-            b"kipmesh: no metadata of topic 'none' yet; waiting. If it does not exist, create it with: "
+            b"kipmesh: no metadata for topic 'none' yet; waiting. If it does not exist, create it with: "
             b"kipmesh topic create none --partitions 6\n"
         )
     finally:
