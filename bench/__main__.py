@@ -61,7 +61,7 @@ MANY_TARGETS = {"idle_cpu_percent": 15.0, "idle_loopback_kb_s": 10.0}
 
 
 def arguments(given: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line."""
+    """Parse the command line and fill in defaults that depend on other options. Exits with 2 on a bad option."""
     parser = harness.Parser("bench", __doc__, "run a tenth of the load: seconds instead of minutes", harness.TABLE)
     parser.add_argument("--runs", type=int, default=None, help="number of runs (5; 1 with --quick or --partitions)")
     parser.number("--partitions", "only measure an idle cluster with so many partitions x 3", 0, least=0, most=100_000)
@@ -86,12 +86,14 @@ def run(step: str, work: Coroutine[Any, Any, T]) -> T:
 
 
 def memory_mib(cluster: LocalCluster) -> float:
-    """Return the proportional set size of the cluster."""
+    """Return the proportional set size of all processes of the cluster, in MiB. Raises OSError if one has ended."""
     return system.pss_bytes(harness.pids(cluster)) / (1 << 20)
 
 
 def measure_load(cluster: LocalCluster, options: argparse.Namespace, samples: Samples) -> None:
-    """Measure throughput and latency through the client library; BenchError, KafkaError, TimeoutError."""
+    """Measure throughput and latency through the client library and add the figures to `samples`. Raises BenchError,
+    KafkaError, TimeoutError.
+    """
     bootstrap, share = cluster.bootstrap, 10 if options.quick else 1
     topic, warm_up = "bench", 20_000
     run("creating topics", workload.create_topic(bootstrap, topic, workload.PARTITIONS))
@@ -124,7 +126,9 @@ def measure_load(cluster: LocalCluster, options: argparse.Namespace, samples: Sa
 
 
 def create_partitions(cluster: LocalCluster, partitions: int) -> list[TopicPartition]:
-    """Create topics of `BURST` partitions each and return all partitions; KafkaError."""
+    """Create topics of `BURST` partitions each until there are `partitions`, and return all of them. Raises KafkaError,
+    TimeoutError.
+    """
     created = []
     for first in range(0, partitions, BURST):
         topic = f"many-{first:06}"
@@ -135,7 +139,7 @@ def create_partitions(cluster: LocalCluster, partitions: int) -> list[TopicParti
 
 
 class BurstLoad:
-    """A producer of bursts and a consumer of all partitions of one cluster."""
+    """A producer of bursts, and a consumer of all `partitions` of one cluster. A burst goes to one topic."""
 
     def __init__(self, bootstrap: str, partitions: Sequence[TopicPartition]) -> None:
         self._partitions = partitions
@@ -146,7 +150,7 @@ class BurstLoad:
         self._consumer = Consumer(bootstrap, **{"auto.offset.reset": "earliest"})
 
     async def start(self) -> None:
-        """Connect both clients."""
+        """Connect both clients. Raises KafkaError."""
         await self._producer.start()
         await self._consumer.start()
         self._consumer.assign(self._partitions)
@@ -158,7 +162,9 @@ class BurstLoad:
         await self._producer.close()
 
     async def burst_ms(self) -> float:
-        """Send one burst and return the milliseconds until it is consumed; BenchError if the count is wrong."""
+        """Send one burst and return the milliseconds until it is consumed. Raises BenchError if the count is wrong,
+        TimeoutError after 180 s, KafkaError.
+        """
         begin = time.perf_counter()
         deliveries = [await self._producer.send(to.topic, self._value, partition=to.partition) for to in self._targets]
         seen = 0
@@ -173,7 +179,9 @@ class BurstLoad:
 
 
 async def alternate_bursts(many: BurstLoad, few: BurstLoad, rounds: int) -> tuple[list[float], list[float]]:
-    """Return the milliseconds of the bursts on both clusters, which alternate, without the warm-up; BenchError."""
+    """Alternate bursts on both clusters, and return their milliseconds on `many` and on `few`, without the warm-up.
+    Closes both loads. Raises BenchError, KafkaError, TimeoutError.
+    """
     times: tuple[list[float], list[float]] = [], []
     try:
         for load in (many, few):
@@ -189,7 +197,9 @@ async def alternate_bursts(many: BurstLoad, few: BurstLoad, rounds: int) -> tupl
 
 
 def measure_bursts(many: BurstLoad, config: dict[str, str], options: argparse.Namespace, samples: Samples) -> None:
-    """Compare bursts on a cluster with many partitions with those on a new cluster with as many as a burst has."""
+    """Add to `samples` the times of bursts on `many` and on a new cluster with only as many partitions as a burst has,
+    and their median ratio.
+    """
     harness.say("starting another cluster ...")
     with harness.three_brokers(options.leaders, config) as cluster:
         few = BurstLoad(cluster.bootstrap, create_partitions(cluster, BURST))
@@ -203,7 +213,9 @@ def measure_bursts(many: BurstLoad, config: dict[str, str], options: argparse.Na
 
 
 def measure_racks(samples: Samples) -> None:
-    """Measure what consumers read across racks, with and without a selector, on a new cluster each."""
+    """Add to `samples` the bytes that consumers read across racks, without a selector and with one, each on a new
+    cluster.
+    """
     options = closest.arguments(["--quick"])
     for mode, key in (("off", "racks_off_kb_s"), ("fetch", "racks_on_kb_s")):
         harness.say(f"consumers in two racks, selector: {mode} ...")
@@ -214,7 +226,9 @@ def measure_racks(samples: Samples) -> None:
 
 
 def run_once(options: argparse.Namespace, samples: Samples) -> None:
-    """Measure one cluster from start to stop; BenchError, ClusterError, KafkaError, TimeoutError."""
+    """Start a cluster, measure it, stop it, and add the figures to `samples`. Raises BenchError, ClusterError,
+    KafkaError, TimeoutError.
+    """
     config = harness.key_values(options.config)
     followers = workload.REPLICAS - options.leaders
     harness.say(f"starting 1 controller, {options.leaders} leaders, {followers} followers ...")
@@ -245,7 +259,7 @@ def run_once(options: argparse.Namespace, samples: Samples) -> None:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run, and print the figures of complete runs."""
+    """Run, print the figures of all complete runs, and return the exit code of `harness.run`."""
     options = arguments(given)
     samples = Samples(list)
 

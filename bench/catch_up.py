@@ -34,7 +34,7 @@ STEPS = ("fetching a metadata snapshot", "metadata snapshot installed", "snapsho
 
 
 class Joined(NamedTuple):
-    """Times, traffic and resources of one joining broker."""
+    """Times in seconds, transferred bytes, CPU time and memory (PSS) of one joining broker."""
 
     start_s: float
     """From the start of the process to the first FetchSnapshot."""
@@ -50,12 +50,13 @@ class Joined(NamedTuple):
 
     @property
     def mb_s(self) -> float:
-        """Rate of the transfer, including the check."""
+        """Megabytes (10^6) per second of the transfer, including the check."""
         return self.sent_bytes / self.fetch_s / 1e6
 
 
 def steps_of(log: str) -> list[float]:
-    """Return the time of each of `STEPS` in a broker's log, in seconds; QuorumError if a step is missing.
+    """Return the time of each of `STEPS` in a broker's log, in seconds since 1970. Raises QuorumError if a step is
+    missing.
 
     If the transfer was restarted, the first one counts.
     """
@@ -72,7 +73,11 @@ def steps_of(log: str) -> list[float]:
 
 
 def join(cluster: QuorumCluster, node_id: int, end_offset: int, size_bytes: int) -> Joined:
-    """Start a new broker, wait until it is unfenced, stop it and return its figures; QuorumError."""
+    """Start a new broker, wait until it is unfenced, stop it and return its figures.
+
+    Raises QuorumError after 300 s, or if the broker obtained its image without the snapshot of `end_offset` and
+    `size_bytes`.
+    """
     (controller,) = cluster.controllers
     node = cluster.add_broker(node_id)
     sent = int(harness.metric(controller.http, SENT))
@@ -101,7 +106,9 @@ def join(cluster: QuorumCluster, node_id: int, end_offset: int, size_bytes: int)
 
 
 def measure(topics: int, runs: int, directory: Path) -> list[Joined]:
-    """Let `runs` brokers join a new controller with a snapshot of `topics` topics; QuorumError."""
+    """Start a controller from a snapshot of `topics` topics, let `runs` brokers join one after the other, and return
+    their figures. Raises QuorumError, CalledProcessError.
+    """
     cluster = QuorumCluster(directory, controllers=1, brokers=0, config=CONFIG)
     (controller,) = cluster.controllers
     controller.metadata.mkdir(parents=True)
@@ -129,7 +136,7 @@ ROWS = (
 
 
 def as_table(joined: Sequence[Joined]) -> str:
-    """Format medians and ranges as a table."""
+    """Format the median and the range of each figure over all joined brokers as a table."""
     rows = []
     for label, unit, name, scale in ROWS:
         values = [float(getattr(one, name)) / scale for one in joined]
@@ -139,7 +146,7 @@ def as_table(joined: Sequence[Joined]) -> str:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run, and print the figures."""
+    """Run, print the figures, and return the exit code of `harness.run`."""
     parser = harness.Parser("bench.catch_up", __doc__, "load a small image, once")
     parser.number("--topics", "topics with 10 partitions each", 100_000, 2000, least=1000, most=1_000_000)
     parser.number("--runs", "brokers that join", 3, 1, most=20)

@@ -39,7 +39,7 @@ class Series(NamedTuple):
 
 
 class Bars(NamedTuple):
-    """A panel with a horizontal bar for each name."""
+    """A panel with a horizontal bar for each name. `is_log` selects a logarithmic axis."""
 
     title: str
     names: Sequence[str]
@@ -81,7 +81,9 @@ def _svg(figure: Figure) -> str:
 
 
 def lines(panels: Sequence[Panel], below: str) -> str:
-    """Draw panels of lines side by side, on logarithmic axes. All panels share the legend of the first."""
+    """Return an SVG with panels of lines side by side, on logarithmic axes. All panels share the legend of the first;
+    `below` labels the x axes.
+    """
     figure, axes = _axes(1, len(panels), 380 * len(panels), 400)
     for each, (title, unit, shown) in zip(axes, panels, strict=True):
         for place, line in enumerate(shown):
@@ -98,7 +100,9 @@ def lines(panels: Sequence[Panel], below: str) -> str:
 
 
 def columns(panels: Sequence[Series], hours: int) -> str:
-    """Draw counts over `hours`, panels stacked. Each two consecutive panels share a scale."""
+    """Draw counts over `hours` as SVG columns, panels stacked. The first and second panel share a scale, then the third
+    and fourth, and so on.
+    """
     figure, axes = _axes(len(panels), 1, 820, 150 * len(panels))
     for place, (each, series) in enumerate(zip(axes, panels, strict=True)):
         pair = panels[place // 2 * 2 : place // 2 * 2 + 2]
@@ -111,7 +115,7 @@ def columns(panels: Sequence[Series], hours: int) -> str:
 
 
 def bars(panels: Sequence[Bars]) -> str:
-    """Draw bars with their values, panels stacked, each with its own scale."""
+    """Return an SVG with bars and their values, panels stacked, each with its own scale."""
     figure, axes = _axes(len(panels), 1, 820, 60 * len(panels) + 22 * sum(len(panel.names) for panel in panels))
     for each, panel in zip(axes, panels, strict=True):
         colours = [COLOURS[place % len(COLOURS)] for place in range(len(panel.names))]
@@ -126,7 +130,9 @@ def bars(panels: Sequence[Bars]) -> str:
 
 
 def ratios(title: str, rows: Sequence[Ratios]) -> str:
-    """Draw medians as dots on their ranges, on one logarithmic axis, with a green bar at the target."""
+    """Return an SVG with a row per `Ratios`: medians as dots on their ranges, on one logarithmic axis, with a green bar
+    at the target.
+    """
     figure, (axes,) = _axes(1, 1, 860, 110 + 30 * len(rows))
     for place, row in enumerate(rows):
         if row.target is not None:

@@ -47,7 +47,9 @@ _THEIRS: dict[str, Any] = {"acks": "all", "compression_type": "lz4", "linger_ms"
 
 
 async def _timed(producer: Any, topic: str, values: Sequence[bytes], count: int) -> float:
-    """Return the seconds that an asynchronous producer takes. Our producer and aiokafka's have the same interface."""
+    """Return the seconds from the first send to the last acknowledgement. Our producer and aiokafka's have the same
+    interface. Raises BenchError, TimeoutError.
+    """
     async with asyncio.timeout(STEP_SECONDS_MAX), producer:
         await producer.partitions_for(topic)
         begin = time.perf_counter()
@@ -59,7 +61,9 @@ async def _timed(producer: Any, topic: str, values: Sequence[bytes], count: int)
 
 
 def ours_async(bootstrap: str, topic: str, values: Sequence[bytes], count: int) -> float:
-    """Return the seconds that `kipmesh.client.Producer` takes; BenchError."""
+    """Return the seconds that `kipmesh.client.Producer` takes until the last acknowledgement. Raises BenchError,
+    KafkaError, TimeoutError.
+    """
 
     async def run() -> float:
         return await _timed(Producer(bootstrap, **_OURS), topic, values, count)
@@ -68,7 +72,9 @@ def ours_async(bootstrap: str, topic: str, values: Sequence[bytes], count: int) 
 
 
 def aiokafka(bootstrap: str, topic: str, values: Sequence[bytes], count: int) -> float:
-    """Return the seconds that `aiokafka.AIOKafkaProducer` takes; BenchError."""
+    """Return the seconds that `aiokafka.AIOKafkaProducer` takes until the last acknowledgement. Raises BenchError,
+    TimeoutError and errors of aiokafka.
+    """
     from aiokafka import AIOKafkaProducer
 
     async def run() -> float:
@@ -79,7 +85,9 @@ def aiokafka(bootstrap: str, topic: str, values: Sequence[bytes], count: int) ->
 
 
 def ours_sync(bootstrap: str, topic: str, values: Sequence[bytes], count: int) -> float:
-    """Return the seconds that `kipmesh.client.sync.Producer` takes; KafkaError."""
+    """Return the seconds that `kipmesh.client.sync.Producer` takes until the last acknowledgement. Raises KafkaError,
+    TimeoutError.
+    """
     with SyncProducer(bootstrap, **_OURS) as producer:
         producer.partitions_for(topic)
         begin = time.perf_counter()
@@ -92,7 +100,9 @@ def ours_sync(bootstrap: str, topic: str, values: Sequence[bytes], count: int) -
 
 
 def kafka_python(bootstrap: str, topic: str, values: Sequence[bytes], count: int) -> float:
-    """Return the seconds that `kafka.KafkaProducer` of kafka-python takes; BenchError."""
+    """Return the seconds that `kafka.KafkaProducer` of kafka-python takes until the last acknowledgement. Raises
+    BenchError and errors of kafka-python.
+    """
     kafka: Any = importlib.import_module("kafka")
     producer = kafka.KafkaProducer(bootstrap_servers=bootstrap, batch_size=BATCH_BYTES, **_THEIRS)
     try:
@@ -115,7 +125,7 @@ Program = Callable[[str, str, Sequence[bytes], int], float]
 
 
 class Pair(NamedTuple):
-    """Two producers to compare. `module` is the library of theirs."""
+    """Two producers to compare. `module` is the name of the other library's module, which may not be installed."""
 
     label: str
     ours: Program
@@ -135,7 +145,7 @@ Found = dict[tuple[str, int], list[tuple[float, float]]]
 
 
 def arguments(given: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line."""
+    """Parse the command line. Exits with 2 on a bad option."""
     parser = harness.Parser("bench.clients", __doc__, "run one round of a tenth of the records", harness.TABLE)
     parser.number("--runs", "rounds of each pair and size", 3, 1, most=100)
     parser.add_argument("--pairs", nargs="+", choices=list(PAIRS), default=list(PAIRS), help="only these pairs")
@@ -143,7 +153,9 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
 
 
 def run(program: Program, bootstrap: str, size: int, count: int) -> float:
-    """Return the records per second of a producer in a new process; BenchError, KafkaError, TimeoutError."""
+    """Send `count` records of about `size` bytes with a producer in a new process, and return its records per second.
+    Raises errors of the producer, such as BenchError and KafkaError, and TimeoutError.
+    """
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as process:
         values = workload.json_values(size)
@@ -152,7 +164,9 @@ def run(program: Program, bootstrap: str, size: int, count: int) -> float:
 
 
 def measure(ours: str, theirs: str, options: argparse.Namespace, found: Found) -> None:
-    """Run all rounds on two clusters, given by their bootstrap addresses, and add the rates to `found`."""
+    """Run all rounds on two clusters, given by their bootstrap addresses, and add the rates to `found`. Raises the
+    errors of `run`.
+    """
     pairs = {name: PAIRS[name] for name in options.pairs if importlib.util.find_spec(PAIRS[name].module)}
     for name in set(options.pairs) - pairs.keys():
         harness.say(f"{PAIRS[name].label} is left out: it is not installed")
@@ -171,7 +185,7 @@ def measure(ours: str, theirs: str, options: argparse.Namespace, found: Found) -
 
 
 def rows_of(found: Found) -> list[dict[str, Any]]:
-    """Return medians and ratios of each pair and size."""
+    """Return a row per pair and size: median records per second of both, and median and range of the ratios."""
     rows: list[dict[str, Any]] = []
     for (name, size), rounds in found.items():
         ratios = [ours / theirs for ours, theirs in rounds]
@@ -207,7 +221,7 @@ def as_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run, and print the figures that were measured."""
+    """Run, print the figures that were measured, and return the exit code of `harness.run`."""
     options = arguments(given)
     found: Found = defaultdict(list)
 

@@ -45,7 +45,7 @@ SHARE_TARGET, GAP_TARGET_S = 99.0, 2.0
 
 
 class Mode(NamedTuple):
-    """A way to select a replica: configurations of brokers and consumers."""
+    """A way to select a replica: its label, and the configurations that brokers and consumers need for it."""
 
     label: str
     brokers: Mapping[str, str]
@@ -78,14 +78,14 @@ NOTHING: Mapping[str, str] = {}
 
 
 class Bytes(NamedTuple):
-    """Bytes read in the consumer's own rack and in others."""
+    """Bytes that consumers read from brokers in their own rack and from others."""
 
     own: float = 0
     other: float = 0
 
     @property
     def share(self) -> float:
-        """Percentage read in the own rack; nan if nothing was read."""
+        """Percentage (0 to 100) read in the own rack; nan if nothing was read."""
         return 100 * self.own / (self.own + self.other) if self.own + self.other else nan
 
     def since(self, before: Bytes) -> Bytes:
@@ -94,7 +94,9 @@ class Bytes(NamedTuple):
 
 
 async def bytes_of_brokers(nodes: Iterable[NodeInfo]) -> Bytes:
-    """Return the bytes that brokers counted so far, of fetches that carry a rack; OSError."""
+    """Return the bytes that these brokers have served to consumers so far, by their metrics. Only fetches that carry a
+    rack count. Raises OSError.
+    """
     found: Counter[str] = Counter()
     for node in nodes:
         for sample in await asyncio.to_thread(harness.samples, node.http):
@@ -104,7 +106,10 @@ async def bytes_of_brokers(nodes: Iterable[NodeInfo]) -> Bytes:
 
 
 class Reader:
-    """A consumer of all partitions in a rack. `near` are the ids of the brokers in that rack."""
+    """A consumer that is in one rack and reads all partitions. `near` are the ids of the brokers in that rack.
+
+    The caller starts and closes `consumer`.
+    """
 
     def __init__(self, bootstrap: str, rack: str, near: Sequence[int], config: Mapping[str, Any]) -> None:
         common = {"client.id": f"reader-{rack}", "client.rack": rack, "auto.offset.reset": "earliest"}
@@ -119,13 +124,13 @@ class Reader:
 
     @property
     def bytes(self) -> Bytes:
-        """Bytes fetched so far."""
+        """Bytes that the consumer has fetched so far, by rack of the broker."""
         by_node = self.consumer.fetch_stats.bytes_by_node
         own = sum(count for node, count in by_node.items() if node in self._near)
         return Bytes(own, sum(by_node.values()) - own)
 
     async def read(self) -> None:
-        """Read until cancelled."""
+        """Read all partitions and note the times of records and bytes, until cancelled. Raises KafkaError."""
         self.consumer.assign([(TOPIC, partition) for partition in range(PARTITIONS)])
         before = self.bytes
         while True:
@@ -148,11 +153,15 @@ class Reader:
             raise BenchError(f"closest: consumer in {self.rack}: no {name} within {WAIT_S:g} s") from None
 
     async def wait_for_records(self, since: float) -> None:
-        """Wait until records of every partition were returned after `since`; BenchError."""
+        """Wait until records of every partition were returned after `since` (`time.monotonic`). Raises BenchError after
+        60 s.
+        """
         await self._until(lambda: all(times and times[-1] > since for times in self.times.values()), "records")
 
     async def wait_until_near(self, quiet_s: float) -> None:
-        """Wait until all partitions were read in the own rack only for `quiet_s`; BenchError."""
+        """Wait until all partitions were read for `quiet_s` seconds from the own rack only. Raises BenchError after 60
+        s.
+        """
         began = time.monotonic()
 
         def is_near() -> bool:
@@ -164,14 +173,19 @@ class Reader:
         await self._until(is_near, f"{quiet_s:g} s of reads in its own rack only")
 
     def gap_s(self, since: float) -> float:
-        """Return the longest time without records of a partition that ended after `since`."""
+        """Return the longest time in seconds without records of a partition that ended at or after `since`. Raises
+        ValueError if there is none.
+        """
         return max(
             after - before for times in self.times.values() for before, after in pairwise(times) if after >= since
         )
 
 
 class Load:
-    """A producer at a steady rate, acks=all, and a reader in each rack. Use it as an async context manager."""
+    """A producer at a steady rate, acks=all, and a reader in each rack, which run inside `async with`.
+
+    The end of the block raises the first error of the producer or a reader.
+    """
 
     def __init__(
         self, nodes: Sequence[NodeInfo], racks: Sequence[str], records_s: float, config: Mapping[str, Any]
@@ -206,7 +220,7 @@ class Load:
 
     @property
     def bytes(self) -> Bytes:
-        """Bytes that all readers fetched so far."""
+        """Bytes that all readers have fetched so far, by rack of the broker."""
         return Bytes(sum(one.bytes.own for one in self.readers), sum(one.bytes.other for one in self.readers))
 
     async def _produce(self, producer: Producer) -> None:
@@ -219,7 +233,9 @@ class Load:
 
 
 async def wait_in_sync(bootstrap: str, replicas: int) -> float:
-    """Wait until every partition has `replicas` replicas in sync, and return that time; BenchError, KafkaError."""
+    """Wait until every partition has `replicas` replicas in sync, and return the time (`time.monotonic`). Raises
+    BenchError after 60 s, KafkaError.
+    """
     deadline = time.monotonic() + WAIT_S
     async with AdminClient(bootstrap) as admin:
         while True:
@@ -236,7 +252,9 @@ async def wait_in_sync(bootstrap: str, replicas: int) -> float:
 
 
 class Outcome(NamedTuple):
-    """Figures of one run of a mode."""
+    """Figures of one run of a mode: bytes counted by the consumers and by the brokers during the steady state, and
+    times.
+    """
 
     clients: Bytes
     brokers: Bytes
@@ -248,7 +266,7 @@ class Outcome(NamedTuple):
 
 
 def arguments(given: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line."""
+    """Parse the command line. Exits with 2 on a bad option."""
     parser = harness.Parser("bench.closest", __doc__, "measure each mode for a few seconds", harness.TABLE)
     parser.number("--runs", "runs of each mode", 3, 1)
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES), help="only these modes")
@@ -259,7 +277,10 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
 
 
 async def steady(brokers: Sequence[NodeInfo], load: Load, seconds: float, *, is_off: bool) -> tuple[Bytes, Bytes]:
-    """Return the counts of consumers and of brokers during `seconds` of a steady state; BenchError."""
+    """Wait for a steady state, and return the bytes that consumers and that brokers counted in the next `seconds`.
+
+    The steady state is reading from the own rack only, except with `is_off`. Raises BenchError, OSError.
+    """
     began = time.monotonic()
     for reader in load.readers:
         await reader.wait_for_records(began)
@@ -273,7 +294,12 @@ async def steady(brokers: Sequence[NodeInfo], load: Load, seconds: float, *, is_
 async def measure(
     cluster: LocalCluster, mode: str, options: argparse.Namespace, *, kills: bool, consumers: Mapping[str, str]
 ) -> Outcome:
-    """Measure a mode on a new cluster; BenchError, ClusterError, KafkaError."""
+    """Measure a mode on a new cluster. With `kills`, and except for mode `off`, the replica in the last rack is killed
+    and restarted.
+
+    Args: consumers: additional configuration of the consumers. Raises BenchError, ClusterError, KafkaError, OSError,
+    TimeoutError.
+    """
     brokers = [node for node in cluster.nodes if node.role.is_broker]
     await workload.create_topic(cluster.bootstrap, TOPIC, PARTITIONS, len(brokers))
     config = {**MODES[mode].consumers, "metadata.max.age.ms": options.max_age_ms, **consumers}
@@ -301,7 +327,9 @@ def run_mode(
     brokers: Mapping[str, str] = NOTHING,
     consumers: Mapping[str, str] = NOTHING,
 ) -> Outcome:
-    """Measure a mode on a new cluster with additional configuration; BenchError, ClusterError, KafkaError."""
+    """Start a cluster, measure a mode on it and stop it. `brokers` and `consumers` are additional configuration. Raises
+    the errors of `measure`.
+    """
     with harness.three_brokers(config={**MODES[mode].brokers, **brokers}) as cluster:
         return asyncio.run(measure(cluster, mode, options, kills=kills, consumers=consumers))
 
@@ -313,7 +341,7 @@ Found = dict[str, list[Outcome]]
 
 
 def _seconds(values: Sequence[float], target: float) -> str:
-    """Format median, range and verdict, or `-` if nothing was killed."""
+    """Format the median, the range and whether the median is at most `target`, or `-` if nothing was killed."""
     middle = median(values)
     return "-" if isnan(middle) else f"{harness.spread(values, ' s')}: {harness.met(middle <= target)}"
 
@@ -348,7 +376,7 @@ def as_markdown(found: Found, max_age_ms: int) -> str:
 
 
 def as_text(found: Found) -> str:
-    """Format the outcomes as lines for a terminal."""
+    """Format each outcome as a line for a terminal."""
     return "\n".join(
         f"{mode:<9} own rack {one.clients.own / 1e6:8.2f} MB, across {one.clients.other / 1e6:8.2f} MB, "
         f"share {_percent([one.clients.share])} (brokers: {_percent([one.brokers.share])}), "
@@ -359,7 +387,7 @@ def as_text(found: Found) -> str:
 
 
 def figures(found: Found) -> dict[str, Any]:
-    """Return every outcome by mode, for `--json`."""
+    """Return the outcomes by mode, for `--json`. Times are None if nothing was killed."""
     return {
         mode: [
             {
@@ -376,7 +404,7 @@ def figures(found: Found) -> dict[str, Any]:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run, and print the figures that were measured."""
+    """Run, print the figures that were measured, and return the exit code of `harness.run`."""
     options = arguments(given)
     found: Found = {}
 

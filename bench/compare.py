@@ -51,7 +51,9 @@ FIGURES: Sequence[Figure] = (
 
 
 class Kept:
-    """Samples by round, shape and group, stored in a file that is replaced atomically."""
+    """Samples by round, shape and group, kept in a file that each addition replaces atomically. `is_fresh` ignores an
+    existing file.
+    """
 
     def __init__(self, path: Path, is_fresh: bool) -> None:
         self._path = path
@@ -62,14 +64,16 @@ class Kept:
             self.rounds = json.loads(path.read_text()).get("rounds", [])
 
     def missing(self, index: int, shape: Shape, groups: Sequence[str]) -> list[str]:
-        """Return the groups of a shape for which a round has no samples."""
+        """Return those of `groups` that the shape has but round `index` (from 0) has no samples for."""
         while len(self.rounds) <= index:
             self.rounds.append({})
         present = self.rounds[index].get(shape.key, {})
         return [name for name in groups if name in shape.groups and name not in present]
 
     def add(self, index: int, shape: Shape, group: str, samples: Samples | None, problem: str) -> None:
-        """Store the samples of a group of a round, or the problem if they are None."""
+        """Store the samples of a group in round `index` and in the file. If `samples` is None, keep only `problem`, and
+        not in the file.
+        """
         if samples is None:
             self.problems[f"{shape.label}: {group}"] = problem
             return
@@ -80,7 +84,7 @@ class Kept:
         new.replace(self._path)
 
     def flat(self) -> list[dict[str, Samples]]:
-        """Return for each round the samples of all groups by shape."""
+        """Return for each round the samples by shape and key, with the groups merged."""
         return [
             {
                 shape: {key: value for samples in groups.values() for key, value in samples.items()}
@@ -94,7 +98,7 @@ class Kept:
 
 
 class Ratio(NamedTuple):
-    """Median and range of the ratios of the rounds that have both clusters."""
+    """Median and range of the ratios of two clusters, over the `rounds` that have both."""
 
     median: float
     least: float
@@ -103,7 +107,7 @@ class Ratio(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A figure with medians by shape, and ratios by pair of shapes."""
+    """A figure with the median of each shape, and the ratio for each (kipmesh shape, Apache Kafka shape)."""
 
     figure: Figure
     medians: Mapping[str, float]
@@ -111,7 +115,7 @@ class Row(NamedTuple):
 
 
 def rows_of(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> list[Row]:
-    """Return the figures that have samples, from samples by key, by shape, of each round."""
+    """Return a row for each figure that has samples. A round is samples by key, by shape."""
     rows = []
     for figure in FIGURES:
         key = figure.key
@@ -138,7 +142,7 @@ def _ratio(row: Row, ours: str, other: str) -> str:
 
 
 def as_markdown(rows: Sequence[Row], shapes: Sequence[Shape]) -> str:
-    """Format two tables: the ratios, and the medians."""
+    """Format two Markdown tables: the ratios with verdicts, and the medians by shape."""
     head = [
         "kipmesh / Apache Kafka",
         "ratio (min .. max)",
@@ -171,7 +175,7 @@ def as_markdown(rows: Sequence[Row], shapes: Sequence[Shape]) -> str:
 
 
 def chart(rows: Sequence[Row]) -> str:
-    """Draw the ratios to Apache Kafka with its own timeouts as SVG."""
+    """Return an SVG with the ratios to Apache Kafka with its own timeouts."""
     shown = []
     for row in rows:
         found = {key: row.ratios[key, "kafka"] for key in OURS if (key, "kafka") in row.ratios}
@@ -182,7 +186,7 @@ def chart(rows: Sequence[Row]) -> str:
 
 
 def as_text(kept: Kept) -> str:
-    """Format the tables and what the figures depend on."""
+    """Format the tables, followed by versions, timeouts, machine and groups that were not measured."""
     rounds = kept.flat()
     tuned = ", ".join(f"{key} {value}" for key, value in TUNED.items())
     lines = [
@@ -199,7 +203,9 @@ def as_text(kept: Kept) -> str:
 
 
 def names_of(known: Sequence[str]) -> Callable[[str], list[str]]:
-    """Return an argparse type for a comma-separated list of `known` names."""
+    """Return an argparse type that parses a comma-separated list of `known` names. It raises ArgumentTypeError for
+    another name.
+    """
 
     def parse(text: str) -> list[str]:
         names = text.split(",")
@@ -211,7 +217,7 @@ def names_of(known: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 def arguments(given: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line."""
+    """Parse the command line. Exits with 2 on a bad option."""
     parser = harness.Parser(
         "bench.compare",
         __doc__,
@@ -230,7 +236,7 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace, kept: Kept) -> None:
-    """Measure all missing samples, until `--minutes` are over."""
+    """Measure all missing samples and add them to `kept`. No cluster is started after `--minutes`."""
     sizes: Sizes = QUICK if options.quick else Sizes()
     begin = time.monotonic()
     for index in range(options.turns):
@@ -251,7 +257,9 @@ def run(options: argparse.Namespace, kept: Kept) -> None:
 
 
 def main(given: Sequence[str]) -> int:
-    """Measure what is missing, and print all figures."""
+    """Measure the missing samples, print all figures, write the chart if an option names it, and return the exit code
+    of `harness.run`.
+    """
     options = arguments(given)
     kept = Kept(KEPT_QUICK if options.quick else KEPT, options.fresh)
 

@@ -63,7 +63,9 @@ def brokers(bootstrap: str, timeout_s: float = 5) -> int:
 
 
 def create(bootstrap: str, topics: Mapping[str, int], config: Mapping[str, str] | None = None) -> dict[str, float]:
-    """Create topics (name to partitions) with three replicas, and return the seconds until all replicas are in sync."""
+    """Create topics (name to partitions) with three replicas, and return as `seconds` the time until all replicas are
+    in sync.
+    """
     _library()
     library = importlib.import_module("confluent_kafka.admin")
     admin, names = _admin(bootstrap), list(topics)
@@ -89,7 +91,9 @@ def _is_complete(topic: Any, partitions: int) -> bool:
 
 
 def produce(bootstrap: str, topic: str, size: int, count: int) -> dict[str, float]:
-    """Produce `count` records of a mean size, and return seconds until the last acknowledgement, bytes and records."""
+    """Produce `count` records of the mean size `size`. Returns `seconds` until the last acknowledgement, `bytes` of
+    values and `records`.
+    """
     producer, values = _library().Producer({"bootstrap.servers": bootstrap, **PRODUCER}), json_values(size)
     failed: list[Any] = []
     volume = sum(len(values[i % len(values)]) for i in range(count))
@@ -119,7 +123,9 @@ def produce(bootstrap: str, topic: str, size: int, count: int) -> dict[str, floa
 
 
 def consume(bootstrap: str, topic: str, partitions: int, count: int) -> dict[str, float]:
-    """Read all records, and return seconds, bytes and records. The time begins before the first request."""
+    """Read `count` records of a topic from its beginning. Returns `seconds` from before the first request, `bytes` of
+    values and `records`.
+    """
     ck = _library()
     consumer = ck.Consumer({"bootstrap.servers": bootstrap, **CONSUMER})
     seen = volume = 0
@@ -140,7 +146,9 @@ def consume(bootstrap: str, topic: str, partitions: int, count: int) -> dict[str
 
 
 def latency(bootstrap: str, topic: str, count: int) -> dict[str, float]:
-    """Send single records of about 100 B, each after the previous one was read, and return p50 and p99 in ms."""
+    """Send single records of about 100 B, each after the previous one was read. Returns `p50_ms`, `p99_ms` and `bytes`
+    of all values. The first eighth of the records is a warm-up.
+    """
     ck = _library()
     producer = ck.Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 0})
     consumer = ck.Consumer({"bootstrap.servers": bootstrap, **CONSUMER})
@@ -170,7 +178,7 @@ def latency(bootstrap: str, topic: str, count: int) -> dict[str, float]:
 
 
 def complete(bootstrap: str, topic: str, partitions: int) -> dict[str, float]:
-    """Return the seconds until all partitions have a leader and three replicas in sync."""
+    """Wait until all partitions have a leader and three replicas in sync. Returns the time as `seconds`."""
     _library()
     admin, begin = _admin(bootstrap), time.perf_counter()
     while not _is_complete(admin.list_topics(topic, timeout=30).topics[topic], partitions):
@@ -181,28 +189,31 @@ def complete(bootstrap: str, topic: str, partitions: int) -> dict[str, float]:
 
 
 class Acknowledgements:
-    """Times (s) of sending and acknowledgement of the records of each partition, in the order of sending."""
+    """Times (`time.perf_counter`, s) of sending and of acknowledgement by partition, in the order of sending."""
 
     def __init__(self, partitions: int) -> None:
         self.sent: list[list[float]] = [[] for _ in range(partitions)]
         self.came: list[list[float]] = [[] for _ in range(partitions)]
 
     def is_warm(self) -> bool:
-        """Return whether each partition has enough acknowledgements for a steady state."""
+        """Whether each partition has more than 50 acknowledgements."""
         return all(len(each) > 50 for each in self.came)
 
     def has_recovered(self, partition: int, killed_at: float) -> bool:
-        """Return whether a record that was sent after `killed_at` is acknowledged, and so by a new leader."""
+        """Whether a record that was sent after `killed_at` is acknowledged, and so by a new leader."""
         came = len(self.came[partition])
         return came > 0 and self.sent[partition][came - 1] > killed_at
 
     def longest_gap(self, killed_at: float) -> float:
-        """Return the longest time between two acknowledgements of a partition, the second of them after `killed_at`."""
+        """Return the longest time in seconds between two acknowledgements of a partition, the second of them after
+        `killed_at`. Raises ValueError if there is none.
+        """
         return max(after - before for came in self.came for before, after in pairwise(came) if after > killed_at)
 
 
 def failover(bootstrap: str, topic: str, delay_s: float) -> dict[str, float]:
-    """Produce small records at `RATE` while the leader of partition 0 is killed, and return the longest gap.
+    """Produce small records at `RATE` while the leader of partition 0 is killed. Returns the longest gap as `gap_s`,
+    and the number of `acknowledged` records.
 
     After a warm-up and `delay_s` seconds, prints the id of the leader of partition 0. The parent process kills that
     broker and confirms with a line on standard input. Ends `AFTER_S` after a new leader has acknowledged a record.
@@ -248,7 +259,7 @@ VERBS: Mapping[str, Callable[..., dict[str, float]]] = {
 
 
 def main(given: list[str]) -> int:
-    """Run one step and print its result, or one line on standard error; 1 if the step failed."""
+    """Run one step and print its result as JSON. Return 0, or 1 after one line on standard error if the step failed."""
     try:
         found = VERBS[given[0]](**json.loads(given[1]))
     except BenchError as error:

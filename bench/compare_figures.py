@@ -36,7 +36,11 @@ TUNED: Mapping[str, str] = {
 
 
 class Apache:
-    """A running cluster of Apache Kafka with additional properties. Brokers are numbered from 1."""
+    """A running cluster of three Apache Kafka brokers with additional properties, started by the constructor. Brokers
+    are numbered from 1.
+
+    Methods and constructor raise KafkaMissingError.
+    """
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         self._cluster = KafkaCluster(3, HEAP, lambda _broker: properties)
@@ -47,32 +51,37 @@ class Apache:
         return [broker for broker in self._cluster.brokers if broker.is_running]
 
     def pids(self) -> list[int]:
-        """Return the process ids of all nodes."""
+        """Return the process ids of all running nodes and of their children."""
         return system.with_children(broker.pid for broker in self._alive())
 
     def kill(self, broker: int) -> None:
-        """Send SIGKILL to a broker."""
+        """Send SIGKILL to the broker with this id and wait for its end."""
         self._cluster.brokers[broker - 1].kill()
 
     def restart(self, broker: int) -> None:
-        """Restart a killed broker."""
+        """Start a killed broker again. Does not wait until it is ready."""
         self._cluster.brokers[broker - 1].start()
 
     def bytes_out(self) -> float:
-        """Return the bytes that all brokers sent to consumers since their start, by their metrics."""
+        """Return the bytes that the running brokers have sent to consumers since their start, by their metrics."""
         name = "kafka.server:type=BrokerTopicMetrics,name=BytesOutPerSec"
         found = [jmx_values(broker, [name]) for broker in self._alive()]
         return sum(value for each in found for key, value in each.items() if key.endswith(":Count"))
 
     def stop(self) -> None:
-        """Kill all nodes. A clean stop of the last ones would wait a minute for the lost quorum."""
+        """Kill all nodes and delete their data. A clean stop of the last ones would wait a minute for the
+        lost quorum.
+        """
         for broker in self._alive():
             broker.kill()
         self._cluster.stop()
 
 
 class Ours:
-    """A running cluster of kipmesh processes. Raises BenchError if it has no Kafka listener."""
+    """A running cluster of kipmesh processes, started by the constructor: three controllers and three brokers.
+
+    The constructor raises ClusterError, and BenchError if the cluster has no Kafka listener.
+    """
 
     def __init__(self, leaders: int) -> None:
         self._cluster = harness.three_brokers(leaders, controllers=3)
@@ -87,27 +96,29 @@ class Ours:
         return [node for node in self._cluster.nodes if node.role.is_broker]
 
     def pids(self) -> list[int]:
-        """Return the process ids of all nodes."""
+        """Return the process ids of all running nodes and of their children."""
         return harness.pids(self._cluster)
 
     def kill(self, broker: int) -> None:
-        """Send SIGKILL to a broker."""
+        """Send SIGKILL to the broker with this id."""
         self._cluster.kill(self._name(broker))
 
     def restart(self, broker: int) -> None:
-        """Restart a killed broker."""
+        """Start a killed broker again and wait until it is ready. Raises ClusterError."""
         self._cluster.start(self._name(broker))
 
     def _name(self, broker: int) -> str:
         return next(node.name for node in self._brokers() if node.node_id == broker)
 
     def bytes_out(self) -> float:
-        """Return the bytes that all brokers sent to consumers since their start, by their metrics."""
+        """Return the bytes that all brokers have sent to consumers since their start, by their metrics.
+        Raises OSError.
+        """
         name = "kafka_server_brokertopicmetrics_bytesout_total"
         return sum(harness.metric(node.http, name) for node in self._brokers())
 
     def stop(self) -> None:
-        """Stop all nodes."""
+        """Stop all nodes. Raises ClusterError."""
         self._cluster.down()
 
 
@@ -116,7 +127,7 @@ _ALL = ("ready", "memory", "latency", "produce", "consume", "failover", "many")
 
 
 class Shape(NamedTuple):
-    """A kind of cluster to compare."""
+    """A kind of cluster to compare. `properties` are additional ones for Apache Kafka."""
 
     key: str
     label: str
@@ -127,7 +138,9 @@ class Shape(NamedTuple):
     """Groups of figures that are measured."""
 
     def start(self) -> tuple[Running, float]:
-        """Start a cluster, and return it with the seconds until a client sees three brokers; BenchError."""
+        """Start a cluster, and return it with the seconds until a client sees three brokers. Raises BenchError after
+        180 s, ClusterError.
+        """
         begin = time.perf_counter()
         running: Running = Ours(self.leaders) if self.leaders else Apache(self.properties)
         try:
@@ -158,7 +171,7 @@ WARM_RECORDS = 40_000
 
 
 class Sizes(NamedTuple):
-    """Sizes of the steps."""
+    """Numbers of records, topics and kills, and seconds of waiting, of the steps."""
 
     large_records: int = 200_000
     small_records: int = 800_000
@@ -174,7 +187,9 @@ Samples = dict[str, float]
 
 
 def client(verb: str, **given: Any) -> dict[str, float]:
-    """Run a step of `bench.compare_clients` and return the object that it prints; BenchError."""
+    """Run a step of `bench.compare_clients` in a new process and return the object that it prints. Raises BenchError if
+    it fails or takes more than 180 s.
+    """
     command = [sys.executable, "-m", "bench.compare_clients", verb, json.dumps(given)]
     try:
         done = subprocess.run(
@@ -190,7 +205,9 @@ def client(verb: str, **given: Any) -> dict[str, float]:
 
 @dataclass(slots=True)
 class Figures:
-    """Measures the groups of figures on one cluster. Each group is a method that raises BenchError if it fails."""
+    """Measures the groups of figures on one cluster. A method named like a group returns its samples by key and raises
+    BenchError.
+    """
 
     _running: Running
     _sizes: Sizes
@@ -199,12 +216,12 @@ class Figures:
     _killed: int = -1
 
     def memory(self) -> Samples:
-        """Measure the memory of the new, idle cluster."""
+        """Measure the memory (PSS) of the new, idle cluster in MiB."""
         time.sleep(SETTLE_S)
         return {"memory_mib": system.pss_bytes(self._running.pids()) / (1 << 20)}
 
     def latency(self) -> Samples:
-        """Measure the latency of single records on an empty cluster."""
+        """Measure p50 and p99 of the latency of single records, in ms, on a cluster with one topic."""
         found = self._latency(LATENCY_TOPIC)
         return {"latency_p50_ms": found["p50_ms"], "latency_p99_ms": found["p99_ms"]}
 
@@ -217,7 +234,9 @@ class Figures:
         return found
 
     def _served(self, step: str, before: float, least: float) -> float:
-        """Return the bytes that brokers sent since `before`, by their metrics; BenchError if fewer than `least`."""
+        """Return the bytes that brokers have sent since the count `before`, by their metrics. Raises BenchError if
+        these are fewer than `least`.
+        """
         time.sleep(1)
         served = self._running.bytes_out() - before
         if served < least:
@@ -225,7 +244,7 @@ class Figures:
         return served
 
     def produce(self) -> Samples:
-        """Measure the throughput of large and of small records, after a warm-up."""
+        """Measure the throughput of records of 1,000 B (MB/s) and of 100 B (records/s), after a warm-up."""
         bootstrap = self._running.bootstrap
         client("create", bootstrap=bootstrap, topics={TOPIC: PARTITIONS})
         loads = ((1000, WARM_RECORDS), (1000, self._sizes.large_records), (100, self._sizes.small_records))
@@ -238,7 +257,9 @@ class Figures:
         }
 
     def consume(self) -> Samples:
-        """Measure reading all records with librdkafka and with Kafka's performance tool. Checks metrics of brokers."""
+        """Measure reading all produced records (MB/s) with librdkafka and with Kafka's performance tool. Checks that
+        the brokers counted the bytes. Produces first if necessary.
+        """
         if not self._produced:
             self.produce()
         bootstrap, count = self._running.bootstrap, int(self._produced["records"])
@@ -265,7 +286,9 @@ class Figures:
         return float(row["fetch.MB.sec"]) * (1 << 20) / 1e6  # excludes joining the group
 
     def failover(self) -> Samples:
-        """Kill the leader of a partition several times. Before the next kill, the broker is back and in sync."""
+        """Kill the leader of a partition several times, and return the median and the longest gap in seconds. Before
+        the next kill, the broker is back and in sync.
+        """
         bootstrap = self._running.bootstrap
         config = {"min.insync.replicas": "2"}
         client("create", bootstrap=bootstrap, topics={FAILOVER_TOPIC: FAILOVER_PARTITIONS}, config=config)
@@ -279,7 +302,9 @@ class Figures:
         return {"failover_gap_s": statistics.median(gaps), "failover_gap_max_s": max(gaps)}
 
     def _kill_leader(self) -> float:
-        """Kill the leader at a random time, as clients and brokers have timers of seconds. Return the longest gap."""
+        """Kill the leader at a random time, as clients and brokers have timers of seconds. Return the longest gap in
+        seconds.
+        """
         given = {"bootstrap": self._running.bootstrap, "topic": FAILOVER_TOPIC, "delay_s": random.uniform(0, 2)}
         command = [sys.executable, "-m", "bench.compare_clients", "failover", json.dumps(given)]
         pipe = subprocess.PIPE
@@ -302,7 +327,9 @@ class Figures:
         return float(json.loads(output)["gap_s"])
 
     def many(self) -> Samples:
-        """Measure thousands of idle partitions: CPU, traffic, memory, and the latency of single records."""
+        """Create thousands of partitions and measure them idle: creation (s), CPU, traffic, memory, and the latency of
+        single records.
+        """
         bootstrap = self._running.bootstrap
         topics = {f"many-{number:03}": MANY_PARTITIONS for number in range(self._sizes.many_topics)}
         created = client("create", bootstrap=bootstrap, topics=topics)
@@ -332,9 +359,9 @@ def measure(
     say: Callable[[str], None],
     keep: Callable[[str, Samples | None, str], None],
 ) -> None:
-    """Start the cluster as often as the groups need, and measure them.
+    """Measure the wanted groups of figures, on as many clusters as these need, and stop the clusters.
 
-    Calls `keep` for each group with its samples, or with None and the error.
+    Calls `keep` for each group with its name, its samples and "", or with None and the error. `say` prints progress.
     """
     shares = [[name for name in share if name in wanted] for share in FRESH]
     if "ready" in wanted and not any(shares):

@@ -27,7 +27,10 @@ RECORD_PAUSE_S = 0.005
 
 
 class ContinuousLoad:
-    """Load by `tasks` tasks on the event loop of `portal`, from the begin to the end of a `with` block."""
+    """Load by `tasks` tasks on the event loop of `portal`, from the beginning to the end of a `with` block.
+
+    The end of the block raises the first error of a task. After an error in the block, the tasks are cancelled.
+    """
 
     def __init__(self, portal: Portal, tasks: int) -> None:
         self.times: list[float] = []
@@ -48,11 +51,15 @@ class ContinuousLoad:
         self._portal.call(self._end(cancel=error is not None))
 
     def more(self, count: int, timeout_s: float = WAIT_S) -> None:
-        """Wait for `count` more acknowledgements; TimeoutError, or the error of a task that failed."""
+        """Wait for `count` more acknowledgements. Raises TimeoutError after `timeout_s`, or the error of a task that
+        failed.
+        """
         self._portal.call(self._more(count, timeout_s))
 
     def gap_s(self, since: float) -> float:
-        """Return the longest time between two acknowledgements of which the second came after `since`."""
+        """Return the longest time in seconds between two acknowledgements, the second of them at or after `since`
+        (`time.monotonic`). Returns 0 if there are none.
+        """
         return max([after - before for before, after in pairwise(self.times) if after >= since], default=0.0)
 
     async def _work(self, number: int) -> None:
@@ -88,13 +95,12 @@ class ContinuousLoad:
 
 
 class Creations(ContinuousLoad):
-    """Clients that create topics.
+    """Load by clients that create topics PREFIX-CLIENT-NUMBER.
 
     The client repeats a request without a response, and may then find the topic that it created. TOPIC_ALREADY_EXISTS
     therefore counts as acknowledged.
 
-    Args:
-        brokers: bootstrap addresses; each client begins with another one.
+    Args: brokers: bootstrap addresses; each client begins with a different one.
     """
 
     def __init__(
@@ -132,7 +138,7 @@ class Creations(ContinuousLoad):
 
 
 class Records(ContinuousLoad):
-    """Producers that send one record after the other to `TOPIC` with acks=all."""
+    """Load by producers, each of which sends one record after the other to `TOPIC` with acks=all."""
 
     def __init__(self, cluster: QuorumCluster) -> None:
         super().__init__(cluster.portal, PRODUCERS)

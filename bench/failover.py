@@ -29,7 +29,7 @@ from kipmesh.client.types import NewTopic
 
 
 class Fault(NamedTuple):
-    """A fault of a node: functions of the cluster and the node's name that cause it and end it."""
+    """A fault of a node. `begin` causes it and `end` undoes it; both take the cluster and the node's name."""
 
     label: str
     begin: Callable[[QuorumCluster, str], object]
@@ -80,7 +80,9 @@ Gaps: TypeAlias = defaultdict[str, list[float]]
 
 
 class Outcome(NamedTuple):
-    """Effect of one fault."""
+    """Effect of one fault. `gap_s` is the longest time between two acknowledgements, the second of them after the begin
+    of the fault.
+    """
 
     gap_s: float
     before: str
@@ -93,11 +95,11 @@ class Outcome(NamedTuple):
 def inject_fault(
     cluster: QuorumCluster, kind: str, load: ContinuousLoad, current: Callable[[], str], counts: tuple[int, int, int]
 ) -> tuple[Outcome, float]:
-    """Cause a fault under load, end it, and return its effect and its time; QuorumError, TimeoutError.
+    """Cause a fault under load, end it, and return its effect and the time of its begin (`time.monotonic`). Raises
+    QuorumError, TimeoutError.
 
-    Args:
-        current: returns the name of the node that the fault happens to.
-        counts: minimum of acknowledgements before the fault, while it lasts, and after its end.
+    Args: kind: key of `FAULTS`; current: returns the name of the node that the fault happens to; counts: minimum of
+    acknowledgements before the fault, while it lasts, and after its end.
     """
     fault, (first, during, after) = FAULTS[kind], counts
     with load:
@@ -113,9 +115,11 @@ def inject_fault(
 
 
 def fail_controller(cluster: QuorumCluster, kind: str, topics: tuple[int, int, int] = TOPICS) -> Outcome:
-    """Cause a fault of the active controller while clients create topics; QuorumError, TimeoutError.
+    """Cause a fault of the active controller while clients create topics, and return its effect. Raises QuorumError,
+    KafkaError, TimeoutError.
 
-    The gap may also be after the end of the fault, which can cause another election.
+    The gap may also be after the end of the fault, which can cause another election. `topics` are minimum numbers of
+    created topics before, during and after the fault.
     """
     brokers = [broker.grpc for broker in cluster.brokers]
     creations = Creations(cluster.portal, brokers, f"{kind}-{time.monotonic_ns() // 1_000_000}")
@@ -124,12 +128,14 @@ def fail_controller(cluster: QuorumCluster, kind: str, topics: tuple[int, int, i
 
 
 def fail_leader(cluster: QuorumCluster, kind: str) -> Outcome:
-    """Cause a fault of the leader of the partition of `TOPIC` under load; QuorumError, TimeoutError."""
+    """Cause a fault of the leader of the partition of `TOPIC` while producers send records, and return its effect.
+    Raises QuorumError, KafkaError, TimeoutError.
+    """
     return inject_fault(cluster, kind, Records(cluster), lambda: leader(cluster), RECORDS)[0]
 
 
 def create_topic(cluster: QuorumCluster) -> None:
-    """Create `TOPIC` with one partition and three replicas; KafkaError."""
+    """Create `TOPIC` with one partition and three replicas. Raises KafkaError."""
 
     async def create() -> None:
         async with AdminClient(cluster.bootstrap) as admin:
@@ -139,7 +145,9 @@ def create_topic(cluster: QuorumCluster) -> None:
 
 
 def leader(cluster: QuorumCluster) -> str:
-    """Wait until the partition of `TOPIC` has three replicas in sync, and return its leader's name; QuorumError."""
+    """Wait until the partition of `TOPIC` has a leader and three replicas in sync, and return the leader's name. Raises
+    QuorumError after 60 s, KafkaError.
+    """
     found = (-1, 0)
 
     async def describe() -> tuple[int, int]:
@@ -157,7 +165,7 @@ def leader(cluster: QuorumCluster) -> str:
 
 
 def arguments(given: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line."""
+    """Parse the command line. Exits with 2 on a bad option."""
     parser = harness.Parser("bench.failover", __doc__, markdown=harness.TABLE)
     parser.number("--runs", "how often each fault happens", 5)
     kinds = [figure.key for figure in FIGURES]
@@ -167,7 +175,11 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
 
 
 def run_cluster(run: str, kinds: Sequence[str], config: dict[str, str], gaps: Gaps, *, of_leader: bool) -> None:
-    """Cause the faults of one kind of node on a new cluster, and add the gaps to `gaps`."""
+    """Start a cluster, cause the faults `kinds` on it one after the other, and add the gaps in seconds to `gaps`.
+
+    `of_leader` says whether all kinds are faults of a partition's leader or of the active controller. Raises
+    QuorumError, KafkaError, TimeoutError.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="kipmesh-failover-") as directory,
         QuorumCluster(Path(directory), controllers=3, brokers=3 if of_leader else 2, config=config) as cluster,
@@ -186,7 +198,7 @@ def run_cluster(run: str, kinds: Sequence[str], config: dict[str, str], gaps: Ga
 
 
 def run_all(options: argparse.Namespace, gaps: Gaps) -> None:
-    """Run all faults and add the gaps to `gaps`; QuorumError, KafkaError, TimeoutError."""
+    """Run all faults, `--runs` times, and add the gaps to `gaps`. Raises BenchError, KafkaError, TimeoutError."""
     config = harness.key_values(options.config)
     for number in range(1, options.runs + 1):
         for of_leader in (False, True):
@@ -196,7 +208,7 @@ def run_all(options: argparse.Namespace, gaps: Gaps) -> None:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run, and print the figures that were measured."""
+    """Run, print the figures that were measured, and return the exit code of `harness.run`."""
     options = arguments(given)
     gaps: Gaps = defaultdict(list)
 

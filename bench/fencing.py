@@ -48,7 +48,7 @@ _CONFIG = {
 
 
 class _Costs:
-    """Encodes and applies decisions, and counts their bytes and times."""
+    """Encodes decisions and applies them to an image, and counts their bytes and times."""
 
     def __init__(self, image: MetadataImage) -> None:
         self._image = image
@@ -78,7 +78,7 @@ class _Costs:
         self.apply_s += end - begin
 
     def figures(self) -> dict[str, Any]:
-        """Return sizes in bytes and times in ms, by name."""
+        """Return sizes in bytes and times in ms, by name. `*_sent_*` are bytes to all 99 observers."""
         return {
             "records": self.records,
             "record_bytes": self.values_bytes / max(self.records, 1),
@@ -101,7 +101,11 @@ def _response(batch: bytes, offset: int) -> m.FetchResponse:
 
 
 def measure_failure(topics: int, *, by_event: bool) -> dict[str, Any]:
-    """Fence one broker, let each leader confirm that by a heartbeat, and return the costs (bytes, ms) by name."""
+    """Fence one broker of 100, let the other brokers' heartbeats confirm that, and return the costs by name. Sizes are
+    in bytes, times in ms.
+
+    With `by_event`, one record fences the broker; without it, each partition has a record.
+    """
     gc.disable()
     image = balanced_image(topics)
     controller = MetadataController(ControllerConfig.parse(_CONFIG), image, lambda: b"")
@@ -147,7 +151,7 @@ READ_BYTES = 1 << 20
 
 
 class Traffic(NamedTuple):
-    """Bytes read and written."""
+    """Numbers of bytes read and written."""
 
     read: int
     written: int
@@ -184,25 +188,27 @@ class _CountedFile:
 
 
 class CountingFileSystem(RealFileSystem):
-    """The real file system with counts of bytes by kind of file: `snapshot`, and `log` with its indexes."""
+    """The real file system, which counts bytes read and written by kind of file: `snapshot`, and `log` with all other
+    files.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.traffic = {"log": Traffic(0, 0), "snapshot": Traffic(0, 0)}
 
     def add(self, kind: str, read: int, written: int) -> None:
-        """Add bytes to the counts of a kind of file."""
+        """Add bytes read and written to the counts of a kind of file."""
         before = self.traffic[kind]
         self.traffic[kind] = Traffic(before.read + read, before.written + written)
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open a file whose traffic is counted; OSError."""
+        """Open a file whose traffic is counted. Raises OSError."""
         kind = "snapshot" if ".checkpoint" in Path(path).name else "log"
         return _CountedFile(super().open(path, create=create), self, kind)
 
 
 class Compaction(NamedTuple):
-    """Traffic in MB per MB of change, without the MB that every replica reads to apply it."""
+    """Traffic of log compaction in MB per MB of change, without the MB that every replica reads to apply the change."""
 
     map_read: float
     copy_read: float
@@ -210,7 +216,7 @@ class Compaction(NamedTuple):
 
     @property
     def read(self) -> float:
-        """Total read."""
+        """MB read per MB of change, in total."""
         return self.map_read + self.copy_read
 
 
@@ -224,9 +230,11 @@ def compaction(clean_bytes: float, dirty_bytes: float) -> Compaction:
 
 
 def measure_changes(directory: Path, state_bytes: int, limit_bytes: int) -> dict[str, Any]:
-    """Change the state until `SNAPSHOTS` more snapshots were due, and return counts and bytes after the first snapshot.
+    """Change a state of about `state_bytes` until `SNAPSHOTS` more snapshots were due, and return counts and bytes
+    since the first snapshot.
 
-    Records go through a real log and are read from it as a state machine reads them. Snapshots follow the schedule.
+    A snapshot is due after `limit_bytes` of changes, by the nodes' schedule. Records go through a real log and are read
+    from it as a state machine reads them.
     """
     fs = CountingFileSystem()
     config = TopicConfig.parse({"segment.bytes": 64 << 20, "retention.ms": -1, "max.message.bytes": 1 << 24})
@@ -279,7 +287,7 @@ def _change(rng: Random, topics: list[bytes]) -> r.PartitionChangeRecord:
 
 
 def _write_snapshot(image: MetadataImage, schedule: SnapshotSchedule, store: SnapshotStore) -> int:
-    """Write a snapshot of the current image and return its size."""
+    """Write a snapshot of the current image and return its size in bytes."""
     schedule.begin()
     captured = image.capture()
     writer = store.create(captured.snapshot_id, last_contained_log_timestamp=1, now_ms=1)
@@ -300,7 +308,7 @@ Figures = dict[str, Any]
 
 
 def size(value: float) -> str:
-    """Format bytes with the units of the seed."""
+    """Format a number of bytes in B, KiB or MiB, the units of KIP-630."""
     for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
         if value >= unit or (name == "KiB" and value >= KIB / 2):
             return f"{value / unit:,.2f} {name}"
@@ -308,7 +316,7 @@ def size(value: float) -> str:
 
 
 def seed_of(partitions: int, record_bytes: int) -> Figures:
-    """Return the seed's estimate: records of a size without batch framing."""
+    """Return the estimate of KIP-630: `partitions` records of `record_bytes`, without batch framing."""
     return {
         "records": partitions,
         "record_bytes": record_bytes,
@@ -318,7 +326,7 @@ def seed_of(partitions: int, record_bytes: int) -> Figures:
 
 
 def count(value: float) -> str:
-    """Format a count."""
+    """Format a count with thousands separators."""
     return f"{value:,}"
 
 
@@ -332,7 +340,9 @@ def _row(name: str, values: Sequence[str | None]) -> tuple[str, ...]:
 
 
 def failure_rows(records: Figures, event: Figures) -> list[tuple[str, ...]]:
-    """Return the table of the failure: the seed's and the measured figures, by partition and by event."""
+    """Return the rows of the failure's table: the estimates of KIP-630 and the measured figures, with a record per
+    partition and with one event.
+    """
     columns = (seed_of(records["partitions"], 40), records, seed_of(1, 8), event)
 
     def cells(key: str, form: Callable[[float], str]) -> list[str | None]:
@@ -359,7 +369,7 @@ def failure_rows(records: Figures, event: Figures) -> list[tuple[str, ...]]:
 
 
 def change_rows(changes: Figures) -> list[tuple[str, ...]]:
-    """Return the table of the changing state, in MB per MB of change."""
+    """Return the rows of the changing state's table, in MB per MB of change."""
     state, change = changes["snapshot_bytes"], changes["log_bytes"]
     measured = (
         changes["log_read_bytes"] / change,
@@ -404,7 +414,7 @@ def as_tables(figures: Mapping[str, Figures], *, markdown: bool) -> str:
 
 
 def run_step(step: str, options: argparse.Namespace) -> Figures:
-    """Measure one part in this process."""
+    """Measure the part `step` (of `STEPS`) in this process and return its figures."""
     if step == "changes":
         share = QUICK if options.quick else 1
         with tempfile.TemporaryDirectory() as directory:
@@ -413,7 +423,7 @@ def run_step(step: str, options: argparse.Namespace) -> Figures:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run all parts in new processes, and print the figures."""
+    """Run all parts in new processes, print the figures, and return the exit code of `harness.run`."""
     parser = harness.Parser(
         "bench.fencing",
         __doc__,

@@ -34,7 +34,7 @@ CAUSES = (End.DIED, End.LOST, End.UNCOMMITTED)
 
 
 class Pauses(NamedTuple):
-    """Times without a new record of a partition."""
+    """Times in seconds without a new record of a partition."""
 
     longest_s: float
     median_s: float
@@ -44,7 +44,10 @@ class Pauses(NamedTuple):
 
 
 class Ledger:
-    """Records events of all lives and checks the rules. Times are seconds of one clock."""
+    """Records the events of all lives and checks the rules. Times are seconds of one clock.
+
+    `joins`, `leaves`, `deaths`, `losses` and `failed_commits` are counts that the members update.
+    """
 
     def __init__(self, partitions: int) -> None:
         self.partitions = partitions
@@ -68,7 +71,9 @@ class Ledger:
     # --- events ------------------------------------------------------------------------------------------------------
 
     def assigned(self, generation: int, member_id: str, partitions: Iterable[int]) -> None:
-        """Record the whole assignment of a member in a generation."""
+        """Record the whole assignment of a member in a generation. A partition with two owners is added to
+        `problems`.
+        """
         self.generations.add(generation)
         for partition in partitions:
             owner = self._owners.setdefault((generation, partition), member_id)
@@ -78,12 +83,12 @@ class Ledger:
                 )
 
     def ended(self, life: int, partitions: Iterable[int], end: End) -> None:
-        """Record that a life no longer owns the partitions."""
+        """Record that a life no longer owns the partitions, and how that ended."""
         for partition in partitions:
             self._ends[life, partition].add(end)
 
     def read(self, life: int, partition: int, offset: int, value: bytes, now: float) -> None:
-        """Record that a life has processed a record at time `now`."""
+        """Record that a life has processed a record at time `now`. A value at two offsets is added to `problems`."""
         self.reads += 1
         position = partition, offset
         before = self._last_reader.get(position)
@@ -107,11 +112,11 @@ class Ledger:
         return self.joins + self.leaves + self.deaths + 2 * self.losses
 
     def missing(self, acknowledged: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return those of the acknowledged (partition, offset) that no life has read."""
+        """Return those of the acknowledged (partition, offset) pairs that no life has read."""
         return [position for position in acknowledged if position not in self._last_reader]
 
     def repeats(self) -> dict[End | None, int]:
-        """Return the number of repeated reads by cause; None is the key of those without a cause."""
+        """Return the number of repeated reads by cause. The key None counts those without a cause."""
         found: Counter[End | None] = Counter()
         for before, life, partition, _ in self._again:
             # A life may read on after it has lost its membership, even after the next owner has read.
@@ -120,7 +125,7 @@ class Ledger:
         return dict(found)
 
     def pauses(self) -> Pauses:
-        """Return the pauses of all partitions that were read."""
+        """Return the pauses of all partitions that were read at least twice; zeros if there are none."""
         if not self._longest:
             return Pauses(0.0, 0.0, -1)
         longest = max(self._longest, key=lambda partition: self._longest[partition][0])
@@ -128,7 +133,10 @@ class Ledger:
         return Pauses(self._longest[longest][0], median_s, longest)
 
     def verdicts(self, acknowledged: Iterable[tuple[int, int]]) -> list[str]:
-        """Return all violations, at most `EXAMPLES_MAX` of a kind, given the acknowledged (partition, offset)."""
+        """Return a text per violation, at most `EXAMPLES_MAX` of a kind; empty if there are none.
+
+        Args: acknowledged: (partition, offset) of all acknowledged records.
+        """
         found = self.problems[:EXAMPLES_MAX]
         missing = self.missing(acknowledged)
         if missing:
@@ -140,7 +148,7 @@ class Ledger:
 
 
 class LogFacts(NamedTuple):
-    """Facts from the records of a group in `__consumer_offsets`."""
+    """Facts from the records of a group in `__consumer_offsets`. `problems` are violations of rules."""
 
     last_generation: int
     stable_generations: int
@@ -150,7 +158,9 @@ class LogFacts(NamedTuple):
 
 
 def facts_of_log(group_id: str, topic: str, records: Iterable[Record]) -> LogFacts:
-    """Check the records of a group in the order of the log, and return the facts."""
+    """Check the records of a group, in the order of the log, and return the facts. Only commits of `topic` count.
+    Violations do not raise.
+    """
     generation, stable, commits = 0, 0, 0
     problems: list[str] = []
     committed: dict[int, int] = {}

@@ -32,7 +32,7 @@ REPLACE_S = 3.0
 
 
 class Settings(NamedTuple):
-    """Behaviour of members."""
+    """Behaviour of members: assignment strategy, durations in seconds and share of deaths."""
 
     strategy: str
     life_s: float
@@ -45,7 +45,7 @@ class Settings(NamedTuple):
 
 @dataclass(slots=True)
 class Stage:
-    """State shared by all members."""
+    """State and settings that all members share."""
 
     bootstrap: str
     ledger: Ledger
@@ -58,7 +58,7 @@ class Stage:
     """Set when all members must leave."""
 
     async def slot(self) -> None:
-        """Run one member after the other until `ends` is set."""
+        """Run one member after the other until `ends` is set, with a pause of up to `REPLACE_S` before each."""
         while not self.ends.is_set():
             await _sleep(self.random.uniform(0, REPLACE_S), self.ends)
             if not self.ends.is_set():
@@ -67,7 +67,7 @@ class Stage:
 
 
 class Member(RebalanceListener):
-    """One member from its start to its end, with the number of its life."""
+    """One member of the group from its start to its end. `number` is the number of its life."""
 
     def __init__(self, stage: Stage, number: int) -> None:
         self._stage = stage
@@ -88,7 +88,11 @@ class Member(RebalanceListener):
         self._consumer = Consumer(stage.bootstrap, **config)
 
     async def live(self, seconds: float) -> None:
-        """Read for `seconds`, then leave or die. A KafkaError at the start is counted and ends the life."""
+        """Read for `seconds`, then leave or die. While the stage has `stays`, read until `ends` is set instead, then
+        leave.
+
+        A KafkaError of the start ends the life, one of `poll` does not; both are counted.
+        """
         stage, loop = self._stage, asyncio.get_running_loop()
         try:
             await self._consumer.start()
@@ -143,24 +147,24 @@ class Member(RebalanceListener):
     # --- rebalances --------------------------------------------------------------------------------------------------
 
     def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
-        """Record the whole assignment in the new generation."""
+        """Record the whole assignment of the new generation in the ledger."""
         known = self._consumer.group_metadata()
         self._ledger.assigned(known.generation_id, known.member_id, self._owned())
 
     async def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
-        """Commit, so that the next owner resumes at this position."""
+        """Commit, so that the next owner resumes at this position, and record the end of the ownership."""
         if not self._is_going:
             end = End.COMMITTED if await self._commit() else End.UNCOMMITTED
             self._ledger.ended(self._number, [each.partition for each in partitions], end)
 
     def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
-        """Record the loss. Another member may have read further."""
+        """Record the loss of the membership. Another member may have read further."""
         self._ledger.losses += not self._is_going
         self._ledger.ended(self._number, [each.partition for each in partitions], End.LOST)
 
 
 class Writer:
-    """An idempotent producer at a steady rate, whose records go to all partitions in rotation."""
+    """An idempotent producer of `records_s` records per second, which go to all partitions in rotation."""
 
     def __init__(self, bootstrap: str, partitions: int, records_s: float, number: int) -> None:
         self.acknowledged: list[tuple[int, int]] = []
@@ -172,7 +176,9 @@ class Writer:
         self._number = number
 
     async def write(self, ends: asyncio.Event) -> None:
-        """Produce until `ends` is set, and until each record is acknowledged or has failed; KafkaError."""
+        """Produce until `ends` is set, and until each record is acknowledged or has failed. Raises KafkaError for a
+        record that `send` refuses.
+        """
         loop = asyncio.get_running_loop()
         async with Producer(self._bootstrap, **{"acks": "all", "enable.idempotence": True}) as producer:
             began, sent = loop.time(), 0
@@ -194,7 +200,7 @@ class Writer:
 
 
 class Lateness:
-    """Measures the maximum delay of the event loop, and so of heartbeats."""
+    """Measures the maximum delay of the event loop in seconds, and so of heartbeats."""
 
     STEP_S = 0.1
 
@@ -211,7 +217,7 @@ class Lateness:
 
 
 async def read_log(bootstrap: str) -> LogFacts:
-    """Read `__consumer_offsets`, check the records of the group and return the facts; KafkaError."""
+    """Read `__consumer_offsets`, check the records of the group and return the facts. Raises KafkaError."""
     return facts_of_log(GROUP, TOPIC, [record async for record in _records(bootstrap)])
 
 

@@ -36,7 +36,7 @@ STRATEGIES = ("cooperative-sticky", "range", "roundrobin")
 
 
 class Outcome(NamedTuple):
-    """Result of a run."""
+    """Result of a run of `seconds`: what members did, facts of the log, and other counts."""
 
     seconds: float
     ledger: Ledger
@@ -57,7 +57,9 @@ class Outcome(NamedTuple):
         return GENERATIONS_PER_CHANGE * self.ledger.changes + GENERATIONS_PER_KILL * self.kills
 
     def problems(self) -> list[str]:
-        """Return all violations."""
+        """Return a text per violation, also for too many generations and records that could not be written. Empty if
+        there are none.
+        """
         found = [*self.ledger.verdicts(self.acknowledged), *self.log.problems]
         if self.log.last_generation > self.generations_max:
             found.append(f"{self.log.last_generation} generations, but at most {self.generations_max} are allowed")
@@ -67,7 +69,7 @@ class Outcome(NamedTuple):
 
 
 def arguments(given: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line."""
+    """Parse the command line. Exits with 2 on a bad option."""
     parser = harness.Parser("bench.groups", __doc__, "run few members for a short time", harness.TABLE)
     parser.number("--seconds", "duration of joining, leaving and dying", 600.0, 20.0, least=5, most=3600)
     parser.number("--members", "members at a time", 50, 6, most=200)
@@ -86,14 +88,16 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
 
 
 async def coordinator(cluster: LocalCluster) -> str:
-    """Return the name of the node that coordinates the group; KafkaError."""
+    """Return the name of the node that is the coordinator of the group. Raises KafkaError."""
     async with AdminClient(cluster.bootstrap) as admin:
         node_id = (await admin.describe_groups([GROUP]))[GROUP].coordinator.node_id
     return next(node.name for node in cluster.nodes if node.node_id == node_id and node.role.is_broker)
 
 
 async def kill_coordinators(cluster: LocalCluster, stage: Stage, seconds: float, kills: int) -> None:
-    """Kill and restart the coordinator `kills` times within `seconds`, at equal intervals; ClusterError, KafkaError."""
+    """Kill and restart the coordinator `kills` times within `seconds`, at equal intervals. Raises ClusterError,
+    KafkaError.
+    """
     for number in range(1, kills + 1):
         await asyncio.sleep(max(seconds / (kills + 1) - (DOWN_S if number > 1 else 0), 0))
         name = await coordinator(cluster)
@@ -118,7 +122,10 @@ async def _report_progress(stage: Stage) -> None:
 
 
 async def churn(cluster: LocalCluster, options: argparse.Namespace) -> Outcome:
-    """Run members, producers and kills on a new cluster, and return the result; BenchError, KafkaError."""
+    """Run members, producers and kills on a new cluster, then wait until all records are read, and return the result.
+
+    Violations do not raise. Raises ClusterError, KafkaError, TimeoutError.
+    """
     await workload.create_topic(cluster.bootstrap, TOPIC, options.partitions)
     ledger, lateness, ends = Ledger(options.partitions), Lateness(), asyncio.Event()
     settings = Settings(options.strategy, options.life, options.deaths, options.session)
@@ -163,25 +170,25 @@ async def _while_all_run(tasks: Sequence[asyncio.Task[None]], seconds: float) ->
 
 
 async def _settle(ledger: Ledger, acknowledged: list[tuple[int, int]], members: Sequence[asyncio.Task[None]]) -> None:
-    """Wait until all records are read, or for `SETTLE_S`."""
+    """Wait until all acknowledged records are read, or for `SETTLE_S`. Raises the error of a member."""
     deadline = time.monotonic() + SETTLE_S
     while ledger.missing(acknowledged) and time.monotonic() < deadline:
         await _while_all_run(members, 0.5)
 
 
 def _cpu_s(cluster: LocalCluster) -> tuple[float, float]:
-    """Return the CPU time of this process and of the running nodes. That of killed processes is lost."""
+    """Return the CPU seconds of this process and of the running nodes. Those of killed processes are lost."""
     return time.process_time(), system.cpu_seconds(harness.pids(cluster))
 
 
 def run(options: argparse.Namespace) -> Outcome:
-    """Run on a new cluster and return the result; BenchError, ClusterError, KafkaError."""
+    """Start a cluster, run members on it, stop it and return the result. Raises the errors of `churn`."""
     with harness.three_brokers(config=CONFIG) as cluster:
         return asyncio.run(churn(cluster, options))
 
 
 def rows(outcome: Outcome, options: argparse.Namespace) -> list[tuple[str, str]]:
-    """Return label and value of each figure."""
+    """Return (label, value) of each figure, for the table."""
     ledger, repeats, pauses = outcome.ledger, outcome.ledger.repeats(), outcome.ledger.pauses()
     again = ", ".join(f"{count:,} {CAUSE_TEXTS[cause]}" for cause in (*CAUSES, None) if (count := repeats.get(cause)))
     minutes = outcome.seconds / 60
@@ -227,7 +234,7 @@ def as_table(outcome: Outcome, options: argparse.Namespace) -> str:
 
 
 def figures(outcome: Outcome, options: argparse.Namespace) -> dict[str, Any]:
-    """Return every figure by name, for `--json`."""
+    """Return every figure by name, for `--json`, with the violations as `problems`."""
     ledger, pauses = outcome.ledger, outcome.ledger.pauses()
     return {
         "options": {key: value for key, value in vars(options).items() if key not in {"json", "markdown", "quick"}},
@@ -254,7 +261,7 @@ def figures(outcome: Outcome, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run, and print the figures."""
+    """Run, print the figures, and return the exit code of `harness.run`: 1 if a rule is violated."""
     options = arguments(given)
     harness.say(f"{options.members} members, {options.partitions} partitions, {options.seconds:g} s")
     done: list[Outcome] = []

@@ -34,7 +34,7 @@ class BenchError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """Options of a benchmark: `--json`, and `--quick` and `--markdown` if they have a help text."""
+    """Command line of a benchmark: `--json`, and `--quick` and `--markdown` if they have a help text."""
 
     def __init__(self, module: str, description: str | None, quick: str = "", markdown: str = "") -> None:
         super().__init__(prog=f"python -m {module}", description=description)
@@ -78,7 +78,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(name, type=parse, metavar="N", help=f"{text} ({defaults})")
 
     def parse(self, given: Sequence[str]) -> argparse.Namespace:
-        """Return the options with the defaults of `number`, which depend on `--quick`; exits with 2 on a bad option."""
+        """Return the options with the defaults of `number`, which depend on `--quick`. Exits with 2 on a bad option."""
         options = self.parse_args(given)
         for name, (quick, full) in self._by_size.items():
             if getattr(options, name) is None:
@@ -90,7 +90,7 @@ TABLE = "print a table for docs/benchmarks.md"
 
 
 def key_values(items: Iterable[str]) -> dict[str, str]:
-    """Return the configuration given as `--config KEY=VALUE`; BenchError if an item has no `=`."""
+    """Return configuration by key from `KEY=VALUE` texts. Raises BenchError for a text without `=`."""
     pairs = [item.partition("=") for item in items]
     if wrong := [key for key, equals, _ in pairs if not equals]:
         raise BenchError(f"--config takes KEY=VALUE, got {wrong[0]}")
@@ -107,7 +107,7 @@ def say(text: str) -> None:
 
 
 def interrupt_on_sigterm() -> None:
-    """Make SIGTERM raise KeyboardInterrupt, so that clusters are stopped."""
+    """Make SIGTERM raise KeyboardInterrupt in the main thread, so that clusters are stopped."""
 
     def interrupt(signum: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -123,13 +123,13 @@ def run(
     text: Callable[[], str],
     problems: Callable[[], Sequence[str]] = tuple,
 ) -> int:
-    """Measure, print the figures, and return the exit code: 0, 1 after a failure or problem, 130 if interrupted.
+    """Call `measure`, print the figures, and return the exit code: 0, 1 after a failure or problem, 130 if interrupted.
 
-    Args:
-        measure: stores what `figures`, `text` and `problems` read. They print partial figures if it fails.
-        figures: the object of `--json`. The description of the machine is added to it.
-        text: the tables. An empty string prints nothing.
-        problems: violated expectations. With any, the exit code is 1.
+    BenchError, ClusterError, KafkaError and TimeoutError of `measure` are printed; other errors pass.
+
+    Args: measure: stores what `figures`, `text` and `problems` read, which is partial if it fails; figures: the object
+    of `--json`, to which the description of the machine is added; text: the tables, an empty string prints nothing;
+    problems: violated expectations, with any the exit code is 1.
     """
     interrupt_on_sigterm()
     status = 0
@@ -151,7 +151,9 @@ def run(
 
 
 def in_process(module: str, *arguments: object) -> dict[str, Any]:
-    """Run a step of a benchmark in a new process and return the JSON object that it prints; CalledProcessError."""
+    """Run a module in a new process and return the JSON object that it prints. Raises CalledProcessError if its exit
+    code is not 0.
+    """
     command = [sys.executable, "-m", module, *map(str, arguments)]
     figures: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     return figures
@@ -161,7 +163,9 @@ def in_process(module: str, *arguments: object) -> dict[str, Any]:
 
 
 def three_brokers(leaders: int = 1, config: Mapping[str, Any] | None = None, controllers: int = 1) -> LocalCluster:
-    """Return a cluster of processes with three brokers in three racks. Use it as a context manager."""
+    """Return a cluster of processes, not yet started, with three brokers in three racks, `leaders` of them preferred
+    leaders. Use it as a context manager.
+    """
     return LocalCluster(
         mode="processes", controllers=controllers, leaders=leaders, followers=3 - leaders, config=dict(config or {})
     )
@@ -173,14 +177,14 @@ def pids(cluster: LocalCluster) -> list[int]:
 
 
 def samples(http: str | None) -> list[Sample]:
-    """Return the samples of a node's metrics page at `http` (host:port); OSError."""
+    """Return all samples of the metrics page of the node at `http` (host:port). Raises OSError."""
     with urllib.request.urlopen(f"http://{http}/metrics", timeout=HTTP_TIMEOUT_S) as response:
         families = text_string_to_metric_families(response.read().decode())
     return [sample for family in families for sample in family.samples]
 
 
 def metric(http: str | None, name: str, **labels: str) -> float:
-    """Return the sum of a node's samples called `name` that have these labels; OSError."""
+    """Return the sum of the samples of a node's metric that have these labels; 0 if there are none. Raises OSError."""
     found = [each for each in samples(http) if each.name == name and labels.items() <= each.labels.items()]
     return sum(each.value for each in found)
 
@@ -198,7 +202,7 @@ class Figure(NamedTuple):
     is_upper: bool = False
 
     def verdict(self, value: float) -> str:
-        """Return the target and whether `value` meets it, or an empty string without a target."""
+        """Return the target and whether `value` meets it, such as `>= 80: met`. An empty string without a target."""
         if self.target is None:
             return ""
         sign, is_met = ("<=", value <= self.target) if self.is_upper else (">=", value >= self.target)
@@ -206,7 +210,7 @@ class Figure(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """One figure over all rounds."""
+    """Median, range and number of the values of one figure over all runs."""
 
     figure: Figure
     median: float
@@ -216,7 +220,7 @@ class Summary(NamedTuple):
 
 
 def summarize(samples_by_key: Mapping[str, Sequence[float]], figures: Sequence[Figure]) -> list[Summary]:
-    """Return the figures that have samples, in the order of `figures`."""
+    """Return a summary for each figure that has samples, in the order of `figures`."""
     return [
         Summary(figure, statistics.median(values), min(values), max(values), len(values))
         for figure in figures
@@ -225,7 +229,7 @@ def summarize(samples_by_key: Mapping[str, Sequence[float]], figures: Sequence[F
 
 
 def as_json(summaries: Iterable[Summary]) -> dict[str, Any]:
-    """Return median, range, number of rounds and unit of each figure, for `--json`."""
+    """Return median, range, number of runs and unit of each figure, under the key `figures`."""
     return {
         "figures": {
             figure.key: {"median": median, "min": least, "max": greatest, "runs": runs, "unit": figure.unit}
@@ -235,7 +239,7 @@ def as_json(summaries: Iterable[Summary]) -> dict[str, Any]:
 
 
 def as_table(summaries: Iterable[Summary], *, markdown: bool) -> str:
-    """Return a table for docs/benchmarks.md or for a terminal; empty without figures."""
+    """Return a table of the summaries for docs/benchmarks.md or for a terminal; an empty string if there are none."""
     rows = [
         (
             figure.label,
@@ -250,19 +254,19 @@ def as_table(summaries: Iterable[Summary], *, markdown: bool) -> str:
 
 
 def met(is_met: bool) -> str:
-    """Return the verdict on a target."""
+    """Return `met` or `missed`."""
     return "met" if is_met else "missed"
 
 
 def number(value: float) -> str:
-    """Format a figure with three significant digits and without an exponent."""
+    """Format a number with at most two decimals, from 1,000 without any."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 def spread(values: Sequence[float], unit: str = "") -> str:
-    """Format the median with its unit, and the range, of the values of all rounds."""
+    """Format the median with its unit, and the range, such as `1.20 s (1.10 .. 1.40)`."""
     return f"{statistics.median(values):.2f}{unit} ({min(values):.2f} .. {max(values):.2f})"
 
 

@@ -19,9 +19,10 @@ Place = Callable[[int, int], tuple[int, int, int]]
 
 
 def make_image(topics: int, place: Place, rng: Random) -> MetadataImage:
-    """Return an image in which all brokers are registered and unfenced, and all three replicas of a partition in sync.
+    """Return an image of `topics` topics. All brokers are registered and unfenced, and all three replicas of each
+    partition are in sync.
 
-    `rng` chooses the ids.
+    `place` chooses the replicas, `rng` the ids.
     """
     image, delta = MetadataImage(), MetadataDelta()
     directories = [rng.randbytes(16) for _ in range(BROKERS)]
@@ -43,7 +44,9 @@ def make_image(topics: int, place: Place, rng: Random) -> MetadataImage:
 
 
 def neighbours_image(topics: int) -> MetadataImage:
-    """Return an image in which each partition is on three brokers with consecutive ids, at random."""
+    """Return an image in which each partition is on three brokers with consecutive ids; the first one is random. Always
+    the same for a number of topics.
+    """
     rng = Random(SEED)
 
     def place(_topic: int, _partition: int) -> tuple[int, int, int]:
@@ -54,7 +57,9 @@ def neighbours_image(topics: int) -> MetadataImage:
 
 
 def balanced_image(topics: int) -> MetadataImage:
-    """Return an image in which brokers have equally many replicas, at most one per topic, and lead a third of them."""
+    """Return an image in which each broker leads a third of its replicas and has at most one replica of a topic. With a
+    multiple of ten topics, all have equally many.
+    """
 
     def place(topic: int, partition: int) -> tuple[int, int, int]:
         shift = PARTITIONS + topic // PARTITIONS % 20  # at most as many shifts as Kafka's placement uses

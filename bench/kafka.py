@@ -50,11 +50,11 @@ transaction.state.log.min.isr=1
 
 
 class KafkaMissingError(BenchError):
-    """Apache Kafka cannot be run on this machine. The message says why."""
+    """Apache Kafka or one of its Java programs cannot be run on this machine. The message states the reason."""
 
 
 def prepare() -> None:
-    """Download the jars before anything is measured; KafkaMissingError if the jars or a JDK are missing."""
+    """Download Apache Kafka's jars unless they are there. Raises KafkaMissingError if that fails or there is no JDK."""
     problem = download_kafka_tools(POM, JARS)
     if not problem and shutil.which("javac") is None:
         problem = "javac is not on the PATH: install a JDK"
@@ -63,17 +63,16 @@ def prepare() -> None:
 
 
 def version() -> str:
-    """Return the version of Apache Kafka in the POM."""
+    """Return the version of Apache Kafka in the POM; an empty string if it has none."""
     space = {"m": "http://maven.apache.org/POM/4.0.0"}
     found = ET.parse(POM).find(".//m:dependency/m:version", space)
     return "" if found is None else str(found.text)
 
 
 def run_java(name: str, command: Sequence[str], timeout_s: float = READY_TIMEOUT_S, classes: Path = JARS) -> str:
-    """Run a command with the jars and the directory `classes` on the class path, and return its output.
+    """Run a command with the jars and the directory `classes` on the class path, and return its standard output.
 
-    Raises:
-        KafkaMissingError: the command failed or did not end within `timeout_s`. `name` is its name in the message.
+    Raises KafkaMissingError if the command fails or does not end within `timeout_s`. `name` is its name in the message.
     """
     program, *arguments = command
     command = [program, "-cp", f"{classes}:{JARS}/*", *arguments]
@@ -88,13 +87,11 @@ def run_java(name: str, command: Sequence[str], timeout_s: float = READY_TIMEOUT
 
 
 class KafkaBroker:
-    """One broker, which is ready inside `with`; KafkaMissingError if it cannot be run.
+    """One broker of Apache Kafka, which is started and ready inside `with`.
 
-    Args:
-        node_id: number of the broker, from 1.
-        controller_ports: ports of all controllers of the cluster, by `node_id`; empty for a cluster of one broker.
-        heap: options of the JVM.
-        properties: returns properties of a broker that replace or extend the common ones.
+    Args: node_id: number of the broker, from 1; controller_ports: ports of all controllers of the cluster, in the order
+    of their ids, empty for a cluster of one broker; heap: options of the JVM; properties: returns properties of the
+    broker that replace or extend the common ones. The constructor raises KafkaMissingError without the jars or a JDK.
     """
 
     def __init__(
@@ -118,7 +115,7 @@ class KafkaBroker:
 
     @property
     def pid(self) -> int:
-        """Process id of the JVM."""
+        """Process id of the JVM, also after its end. Raises AssertionError before the first start."""
         assert self._process is not None
         return self._process.pid
 
@@ -148,14 +145,17 @@ class KafkaBroker:
         return common + "".join(f"{key}={value}\n" for key, value in own.items())  # the last of duplicates counts
 
     def format(self) -> None:
-        """Format the log directory, unless it is formatted; KafkaMissingError."""
+        """Format the log directory, unless it is formatted. Raises KafkaMissingError."""
         if not self._properties_file.exists():
             self._properties_file.write_text(self._properties())
             tool = ["kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(self._properties_file)]
             run_java("StorageTool", ["java", *tool])
 
     def start(self) -> None:
-        """Format the log directory if necessary and start the JVM. Stops the broker if that fails."""
+        """Format the log directory if necessary and start the JVM; does not wait until it is ready.
+
+        If that fails, stops the broker and raises KafkaMissingError or OSError.
+        """
         try:
             self.format()
             jmx = "-Dcom.sun.management.jmxremote"
@@ -169,7 +169,10 @@ class KafkaBroker:
             raise
 
     def wait_until_ready(self) -> None:
-        """Wait until the broker and its JMX port accept connections. Stops the broker on KafkaMissingError."""
+        """Wait until the broker and its JMX port accept connections.
+
+        If the JVM ends or is not ready within 300 s, stops the broker and raises KafkaMissingError.
+        """
         try:
             self._wait()
         except BaseException:
@@ -188,13 +191,13 @@ class KafkaBroker:
         raise KafkaMissingError(f"Apache Kafka's broker did not start: {text[-300:] or 'its log is empty'}")
 
     def kill(self) -> None:
-        """Send SIGKILL and wait. The data stays for the next `start`."""
+        """Send SIGKILL to the JVM and wait for its end. The data stays for the next `start`."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
 
     def stop(self) -> None:
-        """Stop the broker and delete its data; idempotent."""
+        """Send SIGTERM to the JVM, SIGKILL after 60 s, and delete the broker's data; idempotent."""
         if self._process is not None:
             self._process.terminate()
             try:
@@ -206,7 +209,7 @@ class KafkaBroker:
 
 
 def jmx_values(broker: KafkaBroker, names: Sequence[str]) -> dict[str, float]:
-    """Return the numeric attributes of a broker's MBeans as `object:attribute` to value; KafkaMissingError.
+    """Return the numeric attributes of a broker's MBeans by `object:attribute`. Raises KafkaMissingError.
 
     The names of the MBeans may be patterns.
     """
@@ -224,7 +227,9 @@ def jmx_values(broker: KafkaBroker, names: Sequence[str]) -> dict[str, float]:
 
 
 class KafkaCluster:
-    """A cluster of brokers, ready inside `with`; see KafkaBroker for `heap` and `properties`."""
+    """A cluster of Apache Kafka brokers, which are started and ready inside `with`. See `KafkaBroker` for `heap` and
+    `properties`, and for errors.
+    """
 
     def __init__(
         self,
@@ -260,19 +265,21 @@ class KafkaCluster:
             broker.stop()
 
     def create_topic(self, name: str, partitions: int, replicas: int) -> None:
-        """Create a topic with Kafka's own tool; KafkaMissingError."""
+        """Create a topic with Kafka's own tool. Raises KafkaMissingError, also if the topic exists."""
         command = ["java", "org.apache.kafka.tools.TopicCommand", "--create", "--topic", name]
         command += ["--bootstrap-server", self.bootstrap, "--partitions", str(partitions)]
         run_java("TopicCommand", [*command, "--replication-factor", str(replicas)])
 
 
 def compile_program(name: str, into: Path) -> None:
-    """Compile `bench/java/<name>.java` before anything is measured; KafkaMissingError."""
+    """Compile `bench/java/NAME.java` into a directory. Raises KafkaMissingError."""
     source = ROOT / "bench" / "java" / f"{name}.java"
     run_java(f"javac {name}.java", ["javac", "-nowarn", "-d", str(into), str(source)])
 
 
 def run_program(name: str, classes: Path, *given: str) -> dict[str, Any]:
-    """Run a compiled program and return the JSON object that it prints; KafkaMissingError."""
+    """Run a program compiled into `classes` with the given arguments, and return the JSON object that it prints. Raises
+    KafkaMissingError.
+    """
     figures: dict[str, Any] = json.loads(run_java(name, ["java", name, *given], PROGRAM_TIMEOUT_S, classes))
     return figures

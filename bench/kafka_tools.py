@@ -12,9 +12,10 @@ DOWNLOAD_TIMEOUT_S = 500
 
 
 def download_kafka_tools(pom: Path, jars: Path) -> str:
-    """Download the dependencies of `pom` into the directory `jars`, once for all processes.
+    """Download the dependencies of `pom` into the directory `jars`, unless they are there. Concurrent processes wait
+    for each other.
 
-    Returns why that is not possible, or an empty string.
+    Returns an error message if that fails, otherwise an empty string.
     """
     for program in ("java", "mvn"):
         if shutil.which(program) is None:

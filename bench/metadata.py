@@ -42,7 +42,11 @@ BYTES_RATIO_TARGET = 50
 
 
 class Row(NamedTuple):
-    """Figures of one producer in one shape."""
+    """Figures of one producer in one shape of the start-up.
+
+    `requests`, `topics` and `bytes` are those of the producer's metadata requests; `bytes` counts requests and
+    responses. `total_s` is the time until the last acknowledgement.
+    """
 
     shape: str
     producer: str
@@ -89,7 +93,10 @@ async def _produce(bootstrap: str, shape: str, mode: str, topics: int, all_limit
 
 
 def step(given: str) -> str:
-    """Run one of our producers, given as BOOTSTRAP,SHAPE,MODE,TOPICS[,LIMIT_S], and return its figures as JSON."""
+    """Run one of our producers and return its figures as JSON.
+
+    `given` is BOOTSTRAP,SHAPE,MODE,TOPICS[,LIMIT_S].
+    """
     bootstrap, shape, mode, topics, *limit_s = given.split(",")
     all_limit_s = float(limit_s[0]) if limit_s else ALL_LIMIT_S
     return json.dumps(asyncio.run(_produce(bootstrap, shape, mode, int(topics), all_limit_s)))
@@ -101,14 +108,18 @@ def _cpu_of_children_s() -> float:
 
 
 class _Clocks:
-    """CPU time of a cluster, and of the finished child processes of this process, since its creation."""
+    """CPU seconds of the processes `nodes`, and of ended child processes of this process, since the creation of the
+    object.
+    """
 
     def __init__(self, nodes: Sequence[int]) -> None:
         self._nodes = nodes
         self._cluster_s, self._children_s = system.cpu_seconds(nodes), _cpu_of_children_s()
 
     def row(self, shape: str, producer: str, figures: dict[str, Any]) -> Row:
-        """Return the figures with CPU times, and print them as progress."""
+        """Return a row with the figures of a producer and the CPU times since the creation, and print it as
+        progress.
+        """
         client_s = _cpu_of_children_s() - self._children_s
         cluster_s = system.cpu_seconds(self._nodes) - self._cluster_s
         row = Row(shape, producer, **figures, client_cpu_s=client_s, cluster_cpu_s=cluster_s, load=os.getloadavg()[0])
@@ -150,7 +161,10 @@ def _java(topics: int, shapes: Sequence[str]) -> list[Row]:
 
 
 def start_up(topics: int, shapes: Sequence[str], with_kafka: bool, all_limit_s: float) -> list[Row]:
-    """Return the figures of each producer by shape. The Java producer is left out if it cannot be run."""
+    """Measure each producer in each shape and return a row each. The Java producer is left out if it cannot be run.
+
+    Args: with_kafka: whether to run it at all; all_limit_s: time limit of mode `all` in shape `awaited`.
+    """
     rows: list[Row] = []
     if with_kafka:
         try:
@@ -162,7 +176,7 @@ def start_up(topics: int, shapes: Sequence[str], with_kafka: bool, all_limit_s: 
 
 
 def as_markdown(rows: Sequence[Row], topics: int) -> list[str]:
-    """Format a table and, for each shape, a comparison of the producers."""
+    """Return the lines of a table and, for each shape, of a comparison of the producers."""
     head = ["shape", "producer", "metadata requests", "topics requested", "bytes of metadata", "total", "peak memory"]
     cells = [
         (
@@ -185,7 +199,9 @@ def as_markdown(rows: Sequence[Row], topics: int) -> list[str]:
 
 
 def _stopped(row: Row, topics: int) -> str:
-    """Return a note if `all`, awaited, stopped early. It sends one request per topic."""
+    """Return a note if mode `all` in shape `awaited` stopped early, otherwise an empty string. It sends one request per
+    topic.
+    """
     is_stopped = row.shape == "awaited" and row.producer == "`all`" and row.requests < topics
     return f", stopped after {row.requests:,} topics" if is_stopped else ""
 
@@ -219,7 +235,9 @@ DAY_RECORDS_PER_S = {"uniform": 500.0, "zipf": 300.0, "bursts": 1.0, "idle": 1.0
 
 
 def steady(topics: int, hours: int) -> dict[str, DayResult]:
-    """Simulate `hours` of use in both modes, and return the results by mode; DayError if an invariant is violated."""
+    """Simulate `hours` of steady use of all topics in the modes `paced` and `literal`; return the results by mode.
+    Raises DayError if an invariant is violated.
+    """
     found = {}
     for mode in ("paced", "literal"):
         kind: Any = mode
@@ -237,7 +255,9 @@ def steady(topics: int, hours: int) -> dict[str, DayResult]:
 
 
 def day(topics: int, hours: int, patterns: Sequence[str] = tuple(DAY_RECORDS_PER_S)) -> list[str]:
-    """Simulate a day under each pattern, and return the lines of a table; DayError if an invariant is violated."""
+    """Simulate `hours` under each pattern of use, and return the lines of a table. Raises DayError if an invariant is
+    violated.
+    """
     head = ["pattern", "records", "urgent requests", "their topics", "other requests", "their topics", "evictions"]
     rows = []
     for pattern in patterns:
@@ -285,7 +305,7 @@ def _steady_text(found: dict[str, DayResult], topics: int, hours: int) -> list[s
 
 
 def steady_chart(found: dict[str, DayResult], hours: int) -> str:
-    """Draw requests and topics per ten seconds as SVG columns."""
+    """Return an SVG with columns: requests and topics per ten seconds, by mode."""
     windows = hours * 3_600_000 // WINDOW_MS
     series = []
     for name in ("requests", "topics"):
@@ -298,7 +318,7 @@ def steady_chart(found: dict[str, DayResult], hours: int) -> str:
 
 
 def start_chart(rows: Sequence[Row]) -> str:
-    """Draw bytes of metadata, on a logarithmic axis, and times as SVG bars."""
+    """Return an SVG with bars: bytes of metadata on a logarithmic axis, and times, by shape and producer."""
     panels = []
     for shape in dict.fromkeys(row.shape for row in rows):
         of_shape = [row for row in rows if row.shape == shape]
@@ -309,7 +329,9 @@ def start_chart(rows: Sequence[Row]) -> str:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run the selected parts and print their tables."""
+    """Run the selected parts, print their tables, and return the exit code. With `--day` or `--step` that is 0;
+    DayError passes.
+    """
     parser = harness.Parser("bench.metadata", __doc__)
     parser.add_argument("--topics", type=int, help="number of topics (10,000; 100,000 with --day)")
     parser.add_argument("--hours", type=int, help="simulated hours (10; 24 with --day)")

@@ -39,12 +39,16 @@ T = TypeVar("T")
 
 
 class QuorumError(BenchError):
-    """A node or the quorum failed or timed out. The message ends with the end of the node's log."""
+    """A node or the quorum failed or did not reach a state in time. The message may end with the end of a
+    node's log.
+    """
 
 
 @dataclass(slots=True)
 class QuorumNode:
-    """One node. `process` is None before its first start. `identity` differs for a later process with the same pid."""
+    """One node. `grpc` and `http` are host:port. `process` is None before its first start. `identity` differs for a
+    later process with the same pid.
+    """
 
     name: str
     node_id: int
@@ -80,7 +84,7 @@ class QuorumNode:
 
 
 def wait_for(condition: Callable[[], bool], name: Callable[[], str] | str, timeout_s: float = WAIT_TIMEOUT_S) -> None:
-    """Poll a condition until it holds; QuorumError with the `name` of the condition after `timeout_s`."""
+    """Poll a condition until it holds. Raises QuorumError with the `name` of the condition after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -89,12 +93,18 @@ def wait_for(condition: Callable[[], bool], name: Callable[[], str] | str, timeo
 
 
 class QuorumCluster:
-    """A cluster of processes with links. A `with` block starts all nodes, and kills them at its end."""
+    """A cluster of processes with links. A `with` block starts all nodes and waits until they are ready; its end kills
+    them.
+    """
 
     def __init__(
         self, directory: Path, *, controllers: int = 3, brokers: int = 1, config: Mapping[str, str] | None = None
     ) -> None:
-        """`config` may have keys of controllers and of brokers. A node gets those of its role; InvalidConfigError."""
+        """Choose addresses; nothing is started.
+
+        Args: config: keys of controllers and of brokers, a node gets those of its role. Raises InvalidConfigError for
+        an unknown key.
+        """
         settings.check_keys(config or {})
         self.directory = directory
         self.config = dict(config or {})
@@ -125,7 +135,7 @@ class QuorumCluster:
         self.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the event loop of links and clients, and return its result."""
+        """Run a coroutine on the event loop of links and clients, and return its result or raise its error."""
         return self.portal.call(work)
 
     # -- members
@@ -142,7 +152,7 @@ class QuorumCluster:
 
     @property
     def bootstrap(self) -> str:
-        """Bootstrap addresses of all brokers."""
+        """Bootstrap addresses of all brokers, separated by commas."""
         return ",".join(node.grpc for node in self.brokers)
 
     def is_running(self, name: str) -> bool:
@@ -150,24 +160,31 @@ class QuorumCluster:
         return self._state(self.nodes[name]) is not ProcessState.GONE
 
     def describe(self, timeout_s: float = WAIT_TIMEOUT_S) -> QuorumDescription:
-        """Describe the quorum by direct requests to the controllers, without links. KafkaError after `timeout_s`."""
+        """Describe the quorum by direct requests to the controllers, without links. Raises KafkaError if none responds
+        within `timeout_s`.
+        """
         addresses = [node.grpc for node in self.controllers]
         return self.run(quorum.describe_quorum(addresses, timeout_s=timeout_s))
 
     def active(self) -> QuorumNode:
-        """Return the active controller; QuorumError if there is none in time."""
+        """Return the active controller. Raises QuorumError if the quorum has no leader, KafkaError if no controller
+        responds within 60 s.
+        """
         found = self.describe()
         if found.leader_id < 0:
             raise QuorumError(f"no leader within {WAIT_TIMEOUT_S:g} s")
         return next(node for node in self.controllers if node.node_id == found.leader_id)
 
     def followers(self) -> list[QuorumNode]:
-        """Return the running controllers that are not active; QuorumError without an active controller."""
+        """Return the running controllers that are not active. Raises QuorumError without an active controller,
+        KafkaError.
+        """
         active = self.active()
         return [node for node in self.controllers if node is not active and self.is_running(node.name)]
 
     def wait_caught_up(self, names: Iterable[str] | None = None) -> QuorumDescription:
-        """Wait until the named nodes (default: all running ones) have the whole metadata log; QuorumError.
+        """Wait until the named nodes (default: all running ones) have the whole metadata log and it is committed.
+        Raises QuorumError after 60 s, KafkaError.
 
         Returns the quorum's description at that time.
         """
@@ -194,43 +211,49 @@ class QuorumCluster:
         return self._add(f"broker-{number}", number)
 
     def start(self, *names: str, wait: bool = True) -> None:
-        """Start nodes in parallel, and with `wait` wait until all are ready; QuorumError."""
+        """Start nodes in parallel and, with `wait`, wait until all are ready. Raises QuorumError if a node is running,
+        ends or is not ready in time.
+        """
         for name in names:
             self._spawn(self.nodes[name])
         if wait:
             self.wait_ready(*names)
 
     def wait_ready(self, *names: str) -> None:
-        """Wait until the nodes are ready; QuorumError if one exits or time is over."""
+        """Wait until the nodes are ready. Raises QuorumError if one exits or is not ready within 60 s."""
         for node in [self.nodes[name] for name in names]:
             self._wait_ready(node)
 
     def kill(self, name: str) -> None:
-        """Send SIGKILL to a node and wait for its end; QuorumError."""
+        """Send SIGKILL to a node and wait for its end. Raises QuorumError if it is not running or does not end within
+        60 s.
+        """
         self._end(self.nodes[name], signal.SIGKILL)
 
     def stop(self, name: str) -> int:
-        """Send SIGTERM to a node, wait for its end and return the exit code; QuorumError."""
+        """Send SIGTERM to a node, wait for its end and return the exit code. Raises QuorumError if it is not running or
+        does not end within 60 s.
+        """
         return self._end(self.nodes[name], signal.SIGTERM)
 
     def pause(self, name: str) -> None:
-        """Send SIGSTOP to a node and wait until it is stopped; QuorumError."""
+        """Send SIGSTOP to a node and wait until it is stopped. Raises QuorumError."""
         node = self.nodes[name]
         self._signal(node, signal.SIGSTOP)
         wait_for(lambda: self._state(node) is ProcessState.PAUSED, f"paused {name}")
 
     def resume(self, name: str) -> None:
-        """Send SIGCONT to a paused node; QuorumError."""
+        """Send SIGCONT to a paused node. Raises QuorumError if it is not running."""
         self._signal(self.nodes[name], signal.SIGCONT)
 
     def wait_exit(self, name: str) -> int:
-        """Wait until a node exits without a signal, and return its exit code; QuorumError."""
+        """Wait until a node exits on its own, and return its exit code. Raises QuorumError after 60 s."""
         return self._wait_exit(self.nodes[name])
 
     # -- the network
 
     def pairs(self, name: str, *, to_brokers: bool = True) -> list[Pair]:
-        """Return (name, other) for each other node that has a link with the controller."""
+        """Return (name, other) for each other controller and, with `to_brokers`, for each broker."""
         others = [*self.controllers, *(self.brokers if to_brokers else ())]
         return [(name, other.name) for other in others if other.name != name]
 
@@ -244,7 +267,7 @@ class QuorumCluster:
         self.run(_call(lambda: self.links.cut([*([] if sends else outgoing), *([] if receives else incoming)])))
 
     def heal(self) -> None:
-        """Restore all links."""
+        """Restore all links and deliver the bytes that they held back."""
         self.run(_call(self.links.heal))
 
     # -- internals

@@ -62,7 +62,7 @@ Place = tuple[int, int]
 
 
 class Cost(NamedTuple):
-    """Cost of one fetch. CPU is that of the thread, in microseconds."""
+    """Cost of one fetch: bytes of the encoded messages, and CPU time of the thread in microseconds."""
 
     request_bytes: int
     response_bytes: int
@@ -71,12 +71,12 @@ class Cost(NamedTuple):
 
 
 def topic_id(topic: int) -> bytes:
-    """Return a topic id of the usual length."""
+    """Return the 16-byte id of the topic with a number."""
     return (topic + 1).to_bytes(16, "big")
 
 
 def places(partitions: int, changed: int) -> list[Place]:
-    """Return `changed` partitions of a session: equally many of each of ten topics, which are far apart."""
+    """Return `changed` of `partitions` partitions: equally many of each of ten topics, which are far apart."""
     topics = partitions // TOPIC_PARTITIONS
     return [
         (number * topics // CHANGED_TOPICS, partition)
@@ -136,12 +136,12 @@ class Leader:
         image.topics[topic_id(topic)] = TopicState(name, topic_id(topic), states)
 
     def append(self, changed: list[Place]) -> None:
-        """Append a record of `VALUE_BYTES` to each partition."""
+        """Append a record of `VALUE_BYTES` to each of these partitions."""
         for place in changed:
             self.replicas[place].append(self._batch, 1, 1)
 
     async def end_session(self, session_id: int) -> None:
-        """Close the follower's session."""
+        """Close the follower's session with this id."""
         request = FetchRequest(replica_id=FOLLOWER_ID, replica_epoch=EPOCH, session_id=session_id)
         await self.handler.fetch(request, RequestContext("broker-2", "peer"))
 
@@ -160,7 +160,7 @@ class Follower:
 
     @property
     def session_id(self) -> int:
-        """Id of the session, or 0."""
+        """Id of the open session, or 0."""
         return self._session.session_id
 
     def _next_request(self) -> tuple[SessionRequest, bytes]:
@@ -184,7 +184,9 @@ class Follower:
         return request, encode(filled)
 
     async def fetch(self, changed: list[Place]) -> Cost:
-        """Append a record to each changed partition, fetch them and return the cost; AssertionError if any is lost."""
+        """Append a record to each of the `changed` partitions, fetch them and return the cost of the fetch. Raises
+        AssertionError if a record is missing.
+        """
         clock = time.thread_time_ns
         begin = clock()
         request, sent = self._next_request()
@@ -205,7 +207,7 @@ class Follower:
         return Cost(len(sent), len(received), server_ns / 1e3, client_ns / 1e3)
 
     async def open(self) -> None:
-        """Open a session by a full fetch. Repeats that until the session id has the usual length."""
+        """Open a session by a full fetch. Repeats that until the session id has the usual encoded length."""
         while True:
             await self.fetch([])
             if self.session_id >= _LONG_ID:
@@ -220,7 +222,9 @@ class Follower:
 
 
 async def memory_bytes(leader: Leader) -> tuple[float, float]:
-    """Return the bytes per partition of an open, idle session in the leader and in the follower, by tracemalloc."""
+    """Return the bytes per partition of an open, idle session of all partitions: (in the leader, in the follower), by
+    tracemalloc.
+    """
     warm_up = Follower(leader, list(leader.replicas), enabled=True)
     await warm_up.open()  # compiles the codecs
     await warm_up.close()
@@ -259,7 +263,9 @@ SESSION, ALL, ALONE = "session", "all", "alone"
 
 
 class Row(NamedTuple):
-    """Figures of one kind of fetch. CPU is the median of the rounds, in microseconds."""
+    """Figures of one kind of fetch: bytes, and the median and minimum of the CPU in microseconds over all rounds.
+    `mode` is SESSION, ALL or ALONE.
+    """
 
     mode: str
     partitions: int
@@ -291,19 +297,21 @@ class Memory(NamedTuple):
 
 
 def row_of(mode: str, partitions: int, changed: int, costs: Sequence[Cost]) -> Row:
-    """Return the medians of the costs. Bytes are those of the last round; only the first round differs."""
+    """Return the row of these costs. Bytes are those of the last round; only the first round differs."""
     server, client = [cost.server_us for cost in costs], [cost.client_us for cost in costs]
     cpu = (statistics.median(server), min(server), statistics.median(client), min(client))
     return Row(mode, partitions, changed, costs[-1].request_bytes, costs[-1].response_bytes, *cpu, len(costs))
 
 
 def ratio_of(over: Sequence[Cost], under: Sequence[Cost]) -> float:
-    """Return the median of the rounds' ratios of server CPU."""
+    """Return the median of the rounds' ratios of server CPU, `over` divided by `under`."""
     return statistics.median(a.server_us / b.server_us for a, b in zip(over, under, strict=True))
 
 
 class Bench:
-    """All leaders, with their logs in one directory, and the measured figures."""
+    """All leaders, with their logs in one directory, and the measured figures. The constructor creates the
+    partitions.
+    """
 
     def __init__(self, directory: Path, sizes: Sequence[int], rounds: int, full_rounds: int) -> None:
         self.sizes, self.rounds, self.full_rounds = sizes, rounds, full_rounds
@@ -325,7 +333,9 @@ class Bench:
             leader.close()
 
     async def run(self) -> None:
-        """Measure memory, sessions, and fetches without sessions; AssertionError if a record is missing."""
+        """Measure memory, fetches in sessions, and fetches without sessions; store the figures. Raises AssertionError
+        if a record is missing.
+        """
         for size, leader in self._leaders.items():
             harness.say(f"memory of a session of {size:,} ...")
             self.memory.append(Memory(size, *await memory_bytes(leader)))
@@ -373,11 +383,13 @@ class Bench:
         self.rows.append(row_of(ALL, size, changed, costs[1:]))
 
     def row(self, mode: str, partitions: int, changed: int) -> Row:
-        """Return a measured row."""
+        """Return the measured row of this mode, session size and number of changed partitions. Raises StopIteration if
+        there is none.
+        """
         return next(row for row in self.rows if row[:3] == (mode, partitions, changed))
 
     def has_same_bytes(self, changed: int) -> bool:
-        """Return whether the bytes of fetches in a session are independent of its size."""
+        """Whether the bytes of fetches in a session are the same for all session sizes."""
         found = {self.row(SESSION, size, changed)[3:5] for size in self.sizes}
         return len(found) == 1
 
@@ -394,7 +406,7 @@ NAMES = {SESSION: "session of {:,}", ALL: "no session, all {:,} named", ALONE: "
 
 
 def cost_rows(bench: Bench) -> list[tuple[str, ...]]:
-    """Return the table of costs."""
+    """Return the rows of the table of costs."""
     order = [(changed, mode) for changed in CHANGES for mode in (SESSION, ALONE, ALL)]
     return [
         (
@@ -412,7 +424,7 @@ def cost_rows(bench: Bench) -> list[tuple[str, ...]]:
 
 
 def ratio_rows(bench: Bench) -> list[tuple[str, ...]]:
-    """Return the table of ratios with verdicts."""
+    """Return the rows of the table of ratios, with verdicts."""
     lines: list[tuple[str, ...]] = []
     for name, changed, ratio, target in bench.ratios:
         aim = "" if target is None else f"<= {target:g}: {harness.met(ratio <= target)}"
@@ -426,12 +438,12 @@ def ratio_rows(bench: Bench) -> list[tuple[str, ...]]:
 
 
 def memory_rows(bench: Bench) -> list[tuple[str, ...]]:
-    """Return the table of memory."""
+    """Return the rows of the table of memory."""
     return [(f"{size:,}", number(server), number(client)) for size, server, client in bench.memory]
 
 
 def report(bench: Bench, *, markdown: bool) -> str:
-    """Format all tables."""
+    """Format the three tables as text."""
     return "\n\n".join(
         [
             harness.table(COST_HEAD, cost_rows(bench), markdown=markdown),
@@ -442,7 +454,7 @@ def report(bench: Bench, *, markdown: bool) -> str:
 
 
 def chart_of(bench: Bench) -> str:
-    """Draw server CPU and bytes of a fetch by the number of partitions as SVG."""
+    """Return an SVG with server CPU and bytes of a fetch by the number of partitions."""
     panels = []
     for title, unit, value in (
         ("server CPU a fetch", axis_time, lambda row: row.server_us),
@@ -463,7 +475,7 @@ def axis_time(us: float) -> str:
 
 
 def size_of(size_bytes: float) -> str:
-    """Format bytes."""
+    """Format a number of bytes in B, kB or MB (powers of 1,000)."""
     for unit, name in ((1e6, "MB"), (1e3, "kB")):
         if size_bytes >= unit:
             return f"{size_bytes / unit:.3g} {name}"
@@ -482,7 +494,7 @@ def about(bench: Bench) -> dict[str, Any]:
 
 
 def arguments(given: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line."""
+    """Parse the command line. Exits with 2 on a bad option."""
     parser = harness.Parser(
         "bench.sessions",
         __doc__,
@@ -496,7 +508,7 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
 
 
 def main(given: Sequence[str]) -> int:
-    """Measure, and print the tables."""
+    """Measure, print the tables, and return the exit code of `harness.run`."""
     options = arguments(given)
     sizes = QUICK_SIZES if options.quick else SIZES
     full_rounds = QUICK_FULL_ROUNDS if options.quick else FULL_ROUNDS

@@ -84,7 +84,9 @@ async def _generate(image: MetadataImage, store: SnapshotStore, compression: str
 
 
 def generate(options: argparse.Namespace, directory: Path) -> dict[str, float]:
-    """Create an image and its snapshot in the directory, and return the times and sizes."""
+    """Create an image and its snapshot in the directory. Returns times, sizes and the longest pause of the event loop
+    by name.
+    """
     gc.disable()
     image = neighbours_image(options.topics)
     gc.enable()
@@ -95,7 +97,9 @@ def generate(options: argparse.Namespace, directory: Path) -> dict[str, float]:
 
 
 def load(options: argparse.Namespace, directory: Path) -> dict[str, float]:
-    """Load the snapshot in the directory as a starting node does, and return the times and the memory of the image."""
+    """Load the only snapshot in the directory as a starting node does. Returns the times and the memory of the image by
+    name.
+    """
     store = SnapshotStore(RealFileSystem(), str(directory))
     (snapshot_id,) = store.snapshot_ids()
     gc.collect()
@@ -127,9 +131,8 @@ def _resident_bytes() -> int:
 
 
 def measure_kafka(directory: Path, snapshot_id: SnapshotId) -> list[dict[str, Any]]:
-    """Let Apache Kafka load the snapshot and write its image, and return the figures of each round; KafkaMissingError.
-
-    All rounds share one JVM.
+    """Let Apache Kafka load the snapshot and write its image `KAFKA_ROUNDS` times in one JVM. Returns the figures of
+    each round. Raises KafkaMissingError.
     """
     kafka.prepare()
     program = kafka.ROOT / "bench" / "java" / "KafkaSnapshot.java"
@@ -140,7 +143,9 @@ def measure_kafka(directory: Path, snapshot_id: SnapshotId) -> list[dict[str, An
 
 
 def compare(ours: Mapping[str, float], rounds: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return Kafka's first round (cold JVM), median and best of each figure, and the ratios of ours to them."""
+    """Return for each figure Kafka's first round (cold JVM), median and best, and the ratios of ours to them (nan for
+    0).
+    """
     found = {}
     for key in ("generate_s", "load_s", "bytes", "image_mib"):
         values = [float(each[key]) for each in rounds]
@@ -151,7 +156,7 @@ def compare(ours: Mapping[str, float], rounds: Sequence[Mapping[str, Any]]) -> d
 
 
 def comparison_lines(compared: Mapping[str, Mapping[str, float]]) -> Sequence[str]:
-    """Format the result of `compare` for a terminal."""
+    """Return the result of `compare` as lines for a terminal."""
     lines = [f"Apache Kafka {kafka.version()}'s own classes on the same snapshot, {KAFKA_ROUNDS} rounds in one JVM"]
     for key, label in (("generate_s", "generate"), ("load_s", "load")):
         row = compared[key]
@@ -201,7 +206,7 @@ def _text(topics: int, figures: dict[str, Any]) -> str:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run both steps in new processes, and print the figures."""
+    """Run both steps in new processes, print the figures, and return the exit code of `harness.run`."""
     parser = harness.Parser("bench.snapshot", __doc__)
     parser.number("--topics", "topics with 10 partitions each", 100_000, least=1000, most=1_000_000)
     parser.add_argument("--compression", choices=("none", "gzip", "snappy", "zstd"), default="none")

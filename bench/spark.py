@@ -38,7 +38,9 @@ def _flights(scale: int, limit: int | None) -> Iterator[dataset.Flight]:
 
 
 async def fill(bootstrap: str, scale: int, limit: int | None) -> workload.Rate:
-    """Create the topic, produce `scale` years of flights and return the rate; BenchError, KafkaError."""
+    """Create the topic, produce `scale` years of flights (of each the first `limit`) and return the rate. Raises
+    BenchError, KafkaError, TimeoutError.
+    """
     await workload.create_topic(bootstrap, TOPIC, workload.PARTITIONS)
     records = volume = 0
     begin = time.perf_counter()
@@ -54,7 +56,7 @@ async def fill(bootstrap: str, scale: int, limit: int | None) -> workload.Rate:
 
 
 def read(session: Any, bootstrap: str) -> tuple[int, int, float]:
-    """Read the whole topic, and return records, bytes of their values, and seconds."""
+    """Read the whole topic in a Spark session. Returns (records, bytes of their values, seconds)."""
     begin = time.perf_counter()
     source = session.read.format("kipmesh").option("kafka.bootstrap.servers", bootstrap).option("subscribe", TOPIC)
     sums = source.load().selectExpr("count(*) AS records", "sum(length(value)) AS volume", "max(offset) AS last")
@@ -63,7 +65,9 @@ def read(session: Any, bootstrap: str) -> tuple[int, int, float]:
 
 
 def measure(options: argparse.Namespace, samples: dict[str, list[float]]) -> None:
-    """Fill a new cluster and read it several times, and add the rates to `samples`; BenchError, ClusterError."""
+    """Fill a new cluster, read it several times in Spark, and add the rates to `samples`. Raises BenchError,
+    ClusterError, KafkaError.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="kipmesh-bench-") as directory,
         harness.three_brokers() as cluster,
@@ -83,7 +87,7 @@ def measure(options: argparse.Namespace, samples: dict[str, list[float]]) -> Non
 
 
 def main(given: Sequence[str]) -> int:
-    """Run, and print the figures that were measured."""
+    """Run, print the figures that were measured, and return the exit code of `harness.run`."""
     parser = harness.Parser("bench.spark", __doc__, markdown=harness.TABLE)
     parser.number("--runs", "reads, of which the first has its own figure", 4, least=2)
     parser.number("--scale", "years of 336,776 flights", 3, most=30)

@@ -45,7 +45,7 @@ _SUMS = ("count(*) AS records", "sum(length(value)) AS volume")
 
 
 class Workload(NamedTuple):
-    """A topic, which both clusters have."""
+    """A topic that both clusters have: bytes of each value, number of records, and partitions."""
 
     size: int
     records: int
@@ -53,7 +53,7 @@ class Workload(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Records of the topic, for the table."""
+        """Number and size of the records, for the table."""
         return f"{self.records:,} of {self.size} B"
 
     @property
@@ -62,7 +62,7 @@ class Workload(NamedTuple):
         return f"bench-{self.size}-{self.partitions}"
 
     def parts(self) -> Iterator[tuple[int, list[bytes]]]:
-        """Yield portions of values, each with its partition."""
+        """Yield (partition, values), up to 1,000 values at a time, always the same ones."""
         source, portion = random.Random(_SEED), 1000
         values = [source.randbytes(self.size) for _ in range(257)]
         for index, first in enumerate(range(0, self.records, portion)):
@@ -83,7 +83,7 @@ Found = dict[tuple[Workload, str], list[tuple[Read, Read]]]
 
 
 def fill_ours(bootstrap: str, load: Workload) -> None:
-    """Create the topic and produce the records on our cluster; BenchError, KafkaError."""
+    """Create the topic and produce the records on our cluster. Raises BenchError, KafkaError, TimeoutError."""
     asyncio.run(workload.create_topic(bootstrap, load.topic, load.partitions))
     pending: list[Any] = []
     with Producer(bootstrap, **workload.PRODUCER) as producer:
@@ -98,7 +98,7 @@ def fill_ours(bootstrap: str, load: Workload) -> None:
 
 
 def fill_kafka(cluster: KafkaCluster, load: Workload) -> None:
-    """Create the topic and produce the records on Apache Kafka; KafkaMissingError."""
+    """Create the topic and produce the records on Apache Kafka. Raises KafkaMissingError and errors of aiokafka."""
     cluster.create_topic(load.topic, load.partitions, workload.REPLICAS)
     asyncio.run(_produce_to_kafka(cluster.bootstrap, load))
 
@@ -129,7 +129,9 @@ async def _produce_to_kafka(bootstrap: str, load: Workload) -> None:
 
 
 class Bench:
-    """Reads topics in a Spark session, and measures the CPU. `broker_pids` are processes by source."""
+    """Reads topics in a Spark session and measures the CPU. `broker_pids` are process ids by source: `kipmesh` and
+    `kafka`.
+    """
 
     def __init__(self, session: Any, directory: Path, broker_pids: Mapping[str, Sequence[int]]) -> None:
         self._session = session
@@ -142,7 +144,9 @@ class Bench:
         self._jvm = psutil.Process(gateway.proc.pid)
 
     def read(self, source: str, bootstrap: str, load: Workload, kind: str) -> Read:
-        """Read a topic and return its figures; BenchError if a record is missing or repeated."""
+        """Read a topic from `source` as a `batch` or `stream` query, and return the figures. Raises BenchError if a
+        record is missing or repeated.
+        """
         before = self._cpu(source)
         options = {"kafka.bootstrap.servers": bootstrap, "subscribe": load.topic, "startingOffsets": "earliest"}
         begin = time.perf_counter()
@@ -182,7 +186,9 @@ class Bench:
 
 
 def start_session(directory: Path) -> Any:
-    """Start Spark with both sources and return the session; KafkaMissingError if the connector cannot be downloaded."""
+    """Start Spark with both sources and return the session. Raises KafkaMissingError if the connector cannot be
+    downloaded, JavaMissingError.
+    """
     problem = download_kafka_tools(POM, JARS)
     if problem:
         raise KafkaMissingError(problem)
@@ -194,7 +200,9 @@ def start_session(directory: Path) -> Any:
 
 
 def run(loads: Sequence[Workload], runs: int, found: Found) -> None:
-    """Measure all workloads and add the reads to `found`; BenchError, KafkaMissingError without Apache Kafka."""
+    """Measure all workloads, `runs` rounds of each kind after a warm-up, and add the reads to `found`. Raises
+    BenchError (KafkaMissingError without Apache Kafka), ClusterError, KafkaError.
+    """
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kipmesh-bench-")))
         session = start_session(directory)
@@ -222,7 +230,7 @@ def _text(read: Read) -> str:
 
 
 def as_markdown(found: Found) -> str:
-    """Format tables of rates and of CPU seconds for docs/benchmarks.md."""
+    """Format Markdown tables of rates and of CPU seconds."""
     rates, cpu = [], []
     for (load, kind), pairs in found.items():
         ratios = [one.records_s / other.records_s for one, other in pairs]
@@ -245,7 +253,9 @@ def as_markdown(found: Found) -> str:
 
 
 def run_all(options: argparse.Namespace) -> int:
-    """Measure all sizes and numbers of partitions of the options, print the figures and return the exit code."""
+    """Measure all sizes and numbers of partitions of the options, print the figures, and return the exit code of
+    `harness.run`.
+    """
     loads = [
         Workload(size, int(SIZES[size] * options.share), count)
         for size in options.sizes

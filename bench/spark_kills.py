@@ -50,11 +50,11 @@ _EXCEPTION = re.compile(r"(?!\s|at )(?=.*(?:Exception|Error|Caused by)\b)")
 
 
 class KillsError(RuntimeError):
-    """A query failed, or did not progress in time. The message has the end of its logs."""
+    """The queries failed or did not progress in time. The message has the ends of their logs."""
 
 
 class Load:
-    """A thread that produces numbered records from the begin of a `with` block until `end`."""
+    """A thread that produces numbered records from the beginning of a `with` block until `end`."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.written: dict[int, tuple[int, int]] = {}
@@ -96,7 +96,7 @@ class Load:
 
 
 class Query:
-    """The process of the queries, from the begin to the end of a `with` block."""
+    """The process with both streaming queries, from the beginning to the end of a `with` block."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -110,7 +110,7 @@ class Query:
         self.kill()
 
     def start(self) -> None:
-        """Start a process, which resumes from the checkpoints."""
+        """Start the process. Its queries resume from their checkpoints."""
         place = self._place
         command = [sys.executable, "-m", "bench.spark_query", place.bootstrap, place.source, place.sink]
         with (place.directory / "query.log").open("ab") as log:
@@ -124,7 +124,9 @@ class Query:
             )
 
     def wait_for_batches(self, more: int = 1) -> None:
-        """Wait until both queries have committed `more` batches; KillsError if the process ends or time is over."""
+        """Wait until both queries have committed `more` batches. Raises KillsError if the process ends or
+        after 240 s.
+        """
         wanted = {query: self._place.committed(query) + more for query in (FILES, TOPIC)}
         deadline = time.monotonic() + _STEP_SECONDS
         while any(self._place.committed(query) < count for query, count in wanted.items()):
@@ -133,13 +135,17 @@ class Query:
             time.sleep(_POLL_SECONDS)
 
     def kill(self) -> None:
-        """Send SIGKILL to the process and the JVM. Spark's workers end after the JVM."""
+        """Send SIGKILL to the process group, which includes the JVM. Spark's workers end after the JVM. Does nothing if
+        the process has ended.
+        """
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
     def end(self) -> None:
-        """Let the queries process all available records and stop; KillsError."""
+        """Let the queries process all available records and wait until the process exits. Raises KillsError if it fails
+        or after 240 s.
+        """
         (self._place.directory / END).touch()
         try:
             if self._process is None or self._process.wait(_STEP_SECONDS):
@@ -153,7 +159,9 @@ class Query:
 
 
 def gist(log: str) -> str:
-    """Return the end of a log, and before it the earlier lines that name exceptions, without stack traces."""
+    """Return the last 2,000 characters of a log, preceded by the earlier lines that name exceptions (at most 20),
+    without stack traces.
+    """
     end = log[-_END_CHARS:]
     begin = log[: -len(end)].splitlines() if end else []
     causes = [line[:_LINE_CHARS] for line in begin if _EXCEPTION.match(line)]
@@ -164,7 +172,9 @@ def gist(log: str) -> str:
 
 @contextlib.contextmanager
 def broker_down(cluster: LocalCluster, name: str) -> Iterator[None]:
-    """Kill a broker, and restart it after `BROKER_DOWN_S`. Waits for the restart at the end of the block."""
+    """Kill a broker, and restart it after `BROKER_DOWN_S` seconds while the block runs. The end of the block waits for
+    the restart.
+    """
     cluster.kill(name)
     timer = threading.Timer(BROKER_DOWN_S, cluster.start, (name,))
     timer.start()
@@ -175,7 +185,7 @@ def broker_down(cluster: LocalCluster, name: str) -> Iterator[None]:
 
 
 def check_files(place: Place, load: Load) -> list[str]:
-    """Return the problems of the Parquet files."""
+    """Return a text for each missing, repeated or unexpected record of the Parquet files; empty if there is none."""
     table = pyarrow.dataset.dataset(_committed_files(place.parquet), format="parquet").to_table()
     positions = zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True)
     rows = Counter(zip(positions, table["value"].to_pylist(), strict=True))
@@ -184,7 +194,7 @@ def check_files(place: Place, load: Load) -> list[str]:
 
 
 def _committed_files(directory: Path) -> list[str]:
-    """Return the files in the log of Spark's file sink. Killed tasks leave other files."""
+    """Return the paths that the log of Spark's file sink lists. Killed tasks leave other files."""
     log = directory / "_spark_metadata"
     newest = max((each for each in log.iterdir() if each.name.endswith(".compact")), key=_number, default=None)
     names = [newest] if newest else []
@@ -198,7 +208,9 @@ def _number(path: Path) -> int:
 
 
 def check_topic(place: Place, load: Load) -> tuple[list[str], int]:
-    """Return the problems of the second topic, and the number of records that repeated tasks wrote again."""
+    """Return (problems, repeated): a text for each missing or wrong record of the second topic, and the number of
+    records that repeated tasks wrote again.
+    """
     numbers: dict[tuple[bytes | None, ...], int] = {}
     repeated, problems = 0, []
     with Consumer(place.bootstrap) as consumer:
@@ -218,7 +230,7 @@ def check_topic(place: Place, load: Load) -> tuple[list[str], int]:
 
 
 def _differences(kind: str, found: Counter[Any], wanted: Counter[Any]) -> list[str]:
-    """Return missing and surplus elements, three of each as examples."""
+    """Return a text for each missing and each surplus element, at most three of each."""
     problems = []
     for text, which in (("is missing", wanted - found), ("is repeated or unexpected", found - wanted)):
         problems += [f"{kind}: {each} {text} ({len(which)} in total)" for each in sorted(which)[:3]]
@@ -226,7 +238,9 @@ def _differences(kind: str, found: Counter[Any], wanted: Counter[Any]) -> list[s
 
 
 def run(kills: int, seed: int, retention_s: int, directory: Path) -> dict[str, Any]:
-    """Run on a new cluster, and return the figures and the problems; ClusterError, KafkaError, KillsError."""
+    """Run on a new cluster, and return the figures, with the violations as `problems`. Raises ClusterError, KafkaError,
+    KillsError.
+    """
     rng = random.Random(seed)
     config = {"log.retention.check.interval.ms": 2000, "min.insync.replicas": 2}
     with harness.three_brokers(config=config, controllers=3) as cluster:
@@ -268,7 +282,7 @@ def run(kills: int, seed: int, retention_s: int, directory: Path) -> dict[str, A
 
 
 def main(given: Sequence[str]) -> int:
-    """Run, and print the figures."""
+    """Run, print the figures, and return the exit code of `harness.run`: 1 if a record is missing or repeated."""
     parser = harness.Parser("bench.spark_kills", __doc__)
     parser.number("--kills", "kills of the queries, each with a kill of a broker", 10)
     parser.number("--seed", "seed of the victims and times", 1, least=0, most=1 << 31)

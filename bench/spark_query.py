@@ -22,7 +22,7 @@ _POLL_SECONDS = 0.2
 
 
 class Place(NamedTuple):
-    """Topics and directory that the queries read and write."""
+    """Bootstrap addresses, topics to read and to write, and directory of the queries."""
 
     bootstrap: str
     source: str
@@ -35,17 +35,19 @@ class Place(NamedTuple):
 
     @property
     def parquet(self) -> Path:
-        """Output directory of FILES."""
+        """Output directory of the query FILES."""
         return self.directory / "out"
 
     def committed(self, query: str) -> int:
-        """Return the number of committed batches of a query."""
+        """Return the number of batches that the query FILES or TOPIC has committed; 0 before its first one."""
         commits = self.checkpoint(query) / "commits"
         return sum(each.name.isdigit() for each in commits.iterdir()) if commits.is_dir() else 0
 
 
 def run(place: Place) -> None:
-    """Run both queries until END exists; raises the error of a query that failed."""
+    """Run both queries until the file END exists, then process all available records and stop. Raises the error of a
+    query that failed.
+    """
     spark = local_session("spark-kills", place.directory / "spark")
     frame = (
         spark.readStream.format("kipmesh")

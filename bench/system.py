@@ -13,7 +13,7 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def with_children(pids: Iterable[int]) -> list[int]:
-    """Return the process ids `pids` and those of all their descendants."""
+    """Return the process ids `pids` and those of all their descendants that are running."""
     found: list[int] = []
     waiting = list(pids)
     while waiting:
@@ -28,7 +28,9 @@ def with_children(pids: Iterable[int]) -> list[int]:
 
 
 def pss_bytes(pids: Iterable[int]) -> int:
-    """Return the proportional set size of the processes; shared pages count once in total. OSError if one has ended."""
+    """Return the sum of the proportional set sizes of the processes in bytes; a page shared only by them counts once.
+    Raises OSError if one has ended.
+    """
     total = 0
     for pid in pids:
         for line in (PROC / str(pid) / "smaps_rollup").read_text().splitlines():
@@ -38,7 +40,9 @@ def pss_bytes(pids: Iterable[int]) -> int:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """Return the CPU time of the processes so far, user and system mode. OSError if one has ended."""
+    """Return the CPU seconds of the processes so far, user and system mode together. Raises OSError if one
+    has ended.
+    """
     ticks = 0
     for pid in pids:
         fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
@@ -47,7 +51,9 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def peak_resident_bytes() -> int:
-    """Return the peak resident memory of this process. `getrusage` would include that of the parent before the fork."""
+    """Return the peak resident memory of this process in bytes. `getrusage` would include that of the parent before the
+    fork. Raises OSError if it is unknown.
+    """
     for line in (PROC / "self" / "status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -55,7 +61,9 @@ def peak_resident_bytes() -> int:
 
 
 def loopback_bytes() -> int:
-    """Return the bytes that the loopback interface has received so far, from all processes of this machine."""
+    """Return the bytes that the loopback interface has received so far, from all processes of this machine. Raises
+    OSError without that interface.
+    """
     for line in (PROC / "net" / "dev").read_text().splitlines():
         name, _, counters = line.partition(":")
         if name.strip() == "lo":
@@ -64,7 +72,9 @@ def loopback_bytes() -> int:
 
 
 def idle_load(pids: Iterable[int], seconds: float) -> tuple[float, float]:
-    """Return CPU use of the processes (percent of one core) and loopback traffic (kB/s) over the next `seconds`."""
+    """Wait for `seconds`, and return (CPU use of the processes in percent of one core, loopback traffic in kB/s) of
+    that time. Raises OSError if a process ends.
+    """
     pids = list(pids)
     cpu, loopback, begin = cpu_seconds(pids), loopback_bytes(), time.perf_counter()
     time.sleep(seconds)

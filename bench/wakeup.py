@@ -35,7 +35,9 @@ WAIT_S = 60.0
 
 
 class Round(NamedTuple):
-    """Figures of one cluster under one load. Latencies are nan without records."""
+    """Figures of one cluster under one load. Fetches are those of followers per second. Latencies are nan without
+    records.
+    """
 
     fetches_s: float
     cpu_percent: float
@@ -47,7 +49,7 @@ class Round(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Two consecutive rounds with the same load."""
+    """Two consecutive rounds with the same load, on the cluster with wake-ups and on the one without."""
 
     on: Round
     off: Round
@@ -59,7 +61,7 @@ def _percentiles(times: Sequence[float]) -> tuple[float, float]:
 
 
 class Side:
-    """A cluster, a producer, and a consumer in each of two racks."""
+    """One of the two clusters, a producer, and a consumer in the leader's rack and in a follower's rack."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._brokers = [node for node in cluster.nodes if node.role.is_broker]
@@ -73,7 +75,9 @@ class Side:
         """Time at which each record was sent. A record's value is its index."""
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """Connect the clients, and send and read some records; BenchError, KafkaError."""
+        """Create the topic, connect the clients in `stack`, and send and read some records. Raises BenchError,
+        KafkaError, TimeoutError.
+        """
         await workload.create_topic(self._bootstrap, TOPIC, PARTITIONS, len(self._brokers))
         await stack.enter_async_context(self._producer)
         for consumer in self._consumers.values():
@@ -82,11 +86,10 @@ class Side:
         await self._load(WARM_UP_RECORDS, WARM_UP_RECORDS)
 
     async def round(self, rate: float, seconds: float) -> Round:
-        """Run a load of `rate` records per second, and return the figures.
+        """Run a load of `rate` records per second for `seconds` (0: idle), and return the figures.
 
-        Raises:
-            BenchError: the consumer in the follower's rack read from another broker, or a record was repeated.
-            TimeoutError: records did not arrive in time.
+        Raises BenchError if the consumer in the follower's rack read from another broker or a record was repeated,
+        TimeoutError if records did not arrive in time, KafkaError and OSError.
         """
         pids = [node.pid for node in self._brokers if node.pid is not None]
         near = next(node.node_id for node in self._brokers if node.rack == FOLLOWER_RACK)
@@ -105,7 +108,9 @@ class Side:
         return Round(fetches / passed, cpu / passed * 100, _percentiles(follower), _percentiles(leader))
 
     async def _load(self, count: int, rate: float) -> tuple[list[float], list[float]]:
-        """Return the seconds from sending to reading each record: from the follower, from the leader."""
+        """Send `count` records at `rate` per second. Returns the seconds from sending to reading each of them: through
+        the follower, from the leader.
+        """
         first = len(self._sent_at)
         work = [
             self._read(self._consumers[FOLLOWER_RACK], first, count),
@@ -147,7 +152,7 @@ class Side:
         return dict(self._consumers[FOLLOWER_RACK].fetch_stats.bytes_by_node)
 
     async def _fetches(self) -> float:
-        """Return the number of fetches of followers that brokers have served."""
+        """Return the number of followers' fetches that all brokers have served so far."""
         name = "kipmesh_broker_fetch_requests_total"
         work = [asyncio.to_thread(harness.metric, node.http, name, role="follower") for node in self._brokers]
         return sum(await asyncio.gather(*work))
@@ -157,7 +162,9 @@ Found = dict[float, list[Pair]]
 
 
 async def measure(on: LocalCluster, off: LocalCluster, rates: Sequence[float], runs: int, seconds: float) -> Found:
-    """Run all rounds. The order of the two clusters alternates. BenchError, KafkaError, TimeoutError."""
+    """Run all rounds and return them by rate. The order of the two clusters alternates. Raises BenchError, KafkaError,
+    TimeoutError, OSError.
+    """
     found: Found = {rate: [] for rate in rates}
     async with AsyncExitStack() as stack:
         sides = Side(on), Side(off)
@@ -182,7 +189,7 @@ FIGURES: Mapping[str, tuple[str, Callable[[Round], float]]] = {
 
 
 def _cell(pairs: Sequence[Pair], form: str, value: Callable[[Round], float]) -> str:
-    """Format the medians, and the median and range of the pairs' ratios."""
+    """Format the medians on and off, and the median and range of the pairs' ratios. Returns `-` without ratios."""
     on, off = [value(pair.on) for pair in pairs], [value(pair.off) for pair in pairs]
     ratios = [one / other for one, other in zip(on, off, strict=True) if other]
     if not ratios or isnan(ratios[0]):
@@ -191,7 +198,7 @@ def _cell(pairs: Sequence[Pair], form: str, value: Callable[[Round], float]) -> 
 
 
 def as_table(found: Found) -> str:
-    """Format a row for each load."""
+    """Format a Markdown table with a row for each load."""
     rows = [
         [f"{rate:,g}", *(_cell(pairs, form, value) for form, value in FIGURES.values())]
         for rate, pairs in found.items()
@@ -200,7 +207,7 @@ def as_table(found: Found) -> str:
 
 
 def run(rates: Sequence[float], runs: int, seconds: float) -> Found:
-    """Start two clusters, run all rounds and stop them; BenchError, ClusterError, KafkaError, TimeoutError."""
+    """Start two clusters, run all rounds and stop them. Raises ClusterError and the errors of `measure`."""
     with ExitStack() as stack:
         on, off = [
             stack.enter_context(harness.three_brokers(config={**SELECTOR, KEY: value})) for value in ("true", "false")
@@ -209,7 +216,7 @@ def run(rates: Sequence[float], runs: int, seconds: float) -> Found:
 
 
 def arguments(given: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line."""
+    """Parse the command line. Exits with 2 on a bad option."""
     parser = harness.Parser("bench.wakeup", __doc__, "run short rounds", f"{harness.TABLE} (the default)")
     parser.number("--runs", "rounds of each cluster with each load", 3, 1, most=100)
     parser.number("--seconds", "duration of a round", 10.0, 3.0, least=0.1, most=600)
@@ -221,7 +228,9 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run, and print the figures that were measured."""
+    """Run, print the figures, and return the exit code of `harness.run`. Without a complete run there are
+    no figures.
+    """
     options = arguments(given)
     found: Found = {}
 

@@ -27,7 +27,7 @@ PRODUCER: dict[str, Any] = {"acks": "all", "linger.ms": 5, "batch.size": 262_144
 
 
 class Rate(NamedTuple):
-    """Records and bytes moved in a time."""
+    """Number of records, bytes of their values, and the seconds in which they were moved."""
 
     records: int
     volume_bytes: int
@@ -55,7 +55,9 @@ def mixed_values(size_bytes_max: int) -> list[bytes]:
 
 
 def json_values(size_bytes: int, count: int = 997) -> list[bytes]:
-    """Return JSON-like values of half to one and a half of a size, always the same ones. lz4 halves their size."""
+    """Return `count` JSON-like values of half to one and a half of `size_bytes`, always the same ones. lz4 halves their
+    size.
+    """
     source = random.Random(7)
     values = []
     for _ in range(count):
@@ -67,7 +69,9 @@ def json_values(size_bytes: int, count: int = 997) -> list[bytes]:
 
 
 async def create_topic(bootstrap: str, name: str, partitions: int, replicas: int = REPLICAS) -> None:
-    """Create a topic, and wait until each partition has a leader and a full ISR; KafkaError, TimeoutError."""
+    """Create a topic, and wait until each partition has a leader and a full ISR. Raises KafkaError, TimeoutError after
+    180 s.
+    """
     async with asyncio.timeout(STEP_SECONDS_MAX), AdminClient(bootstrap) as admin:
         await admin.create_topics([NewTopic(name, partitions, replicas)])
         while True:
@@ -79,7 +83,9 @@ async def create_topic(bootstrap: str, name: str, partitions: int, replicas: int
 
 
 async def produce(bootstrap: str, topic: str, values: Sequence[bytes], count: int) -> Rate:
-    """Send `count` records with the values in rotation. The time ends when the last record is acknowledged."""
+    """Send `count` records with the 257 values in rotation, and return the rate. The time ends when the last record is
+    acknowledged. Raises BenchError if a delivery fails, KafkaError, TimeoutError after 180 s.
+    """
     pending: deque[Any] = deque()
     volume = 0
     async with asyncio.timeout(STEP_SECONDS_MAX), Producer(bootstrap, **PRODUCER) as producer:
@@ -99,14 +105,16 @@ async def produce(bootstrap: str, topic: str, values: Sequence[bytes], count: in
 
 
 def check_deliveries(errors: Iterable[BaseException | None]) -> None:
-    """Raise BenchError with the first error of the deliveries."""
+    """Raise BenchError with the first error of the deliveries, if there is one."""
     for error in errors:
         if error is not None:
             raise BenchError(f"produce: {error!r}")
 
 
 async def consume(bootstrap: str, topic: str, partitions: int, count: int) -> Rate:
-    """Read the `count` records of a topic. The time begins before the first request."""
+    """Read the `count` records of a topic from its beginning, and return the rate. The time begins before the first
+    request. Raises BenchError for another number, KafkaError, TimeoutError after 180 s.
+    """
     config = {"fetch.max.bytes": 50 << 20, "max.poll.records": 10_000, "auto.offset.reset": "earliest"}
     seen = volume = 0
     async with asyncio.timeout(STEP_SECONDS_MAX), Consumer(bootstrap, **config) as consumer:
@@ -125,7 +133,8 @@ async def consume(bootstrap: str, topic: str, partitions: int, count: int) -> Ra
 
 
 async def latencies_ms(bootstrap: str, topic: str, count: int) -> list[float]:
-    """Send single records of 100 B, each after the previous one was read.
+    """Send single records of 100 B to partition 0, each after the previous one was read. Raises BenchError, KafkaError,
+    TimeoutError after 180 s.
 
     Returns the sorted milliseconds from sending to reading, without the first eighth, which warms up.
     """
@@ -150,5 +159,7 @@ async def latencies_ms(bootstrap: str, topic: str, count: int) -> list[float]:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return the value below which `share` (0 to 1) of the sorted values are."""
+    """Return the element of the sorted values at `share` (0 to 1) of their number, at most the last one. Raises
+    IndexError without values.
+    """
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]

@@ -55,8 +55,8 @@ def _engine_errors() -> Iterator[None]:
 
 
 def connect() -> APIClient:
-    """Connect to the Docker engine of DOCKER_HOST, by default the local one. Raises ChaosError if the package docker is
-    missing, EngineError if the client cannot be created.
+    """Connect to the Docker engine of DOCKER_HOST or the current Docker context. Raises ChaosError if the package
+    docker is missing, EngineError if Docker is unavailable.
 
     The client may be used by several threads.
     """
