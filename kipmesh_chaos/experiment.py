@@ -26,7 +26,7 @@ _TARGET = re.compile(
 
 
 class ExperimentError(Exception):
-    """An experiment file is invalid. The text is one line."""
+    """An experiment file is too large or invalid. The message is one line."""
 
 
 class _Part(BaseModel):
@@ -60,7 +60,7 @@ Span = Annotated[tuple[Seconds, Seconds], AfterValidator(lambda span: tuple(sort
 
 
 class ClusterPart(_Part):
-    """Number of nodes by role. `config` applies to every node that has the key."""
+    """Number of nodes by role. `config` are properties; a node gets those that its role has."""
 
     controllers: Literal[1, 3, 5] = 3
     leaders: Annotated[int, Field(ge=0, le=9)] = 1
@@ -69,20 +69,22 @@ class ClusterPart(_Part):
 
 
 class GroupPart(_Part):
-    """A consumer group that reads the topic and commits its progress."""
+    """A consumer group whose members read the topic and commit their progress."""
 
     members: Annotated[int, Field(ge=1, le=64)] = 3
     commit_interval_s: Seconds = 0.5
     churn_s: Annotated[float, Field(gt=0, le=86_400)] | None = None
-    """Mean time between replacements of a member, which leaves or dies; null: members stay."""
+    """Mean seconds between replacements of a random member, which leaves or dies; null: members stay."""
     config: Config = {}
     """Client configuration of each member."""
 
 
 class WorkloadPart(_Part):
-    """One topic, producers with several records in flight, and a consumer per rack.
+    """One topic, producers (idempotent ones have several records in flight), a consumer per rack, and optionally a
+    group.
 
-    Producers are assigned to partitions round robin.
+    Each producer writes to one partition; partitions are assigned round robin. There are at least as many producers as
+    partitions.
     """
 
     partitions: Annotated[int, Field(ge=1, le=64)] = 2
@@ -90,12 +92,12 @@ class WorkloadPart(_Part):
     topic_config: Config = {}
     producers: Annotated[int, Field(ge=1, le=64)] = 4
     records_per_s: Annotated[float, Field(gt=0, le=1000)] = 20
-    """Maximum rate of each producer."""
+    """Maximum number of records per second of each producer."""
     value_bytes: Annotated[int, Field(ge=16, le=100_000)] = 100
     racks: Annotated[tuple[str, ...], Field(max_length=9)] = ("rack-a", "rack-b", "rack-c")
     group: GroupPart | None = None
     probes: bool = True
-    """Whether plain fetches observe each replica separately."""
+    """Whether plain fetches from each broker observe its replicas separately."""
     producer_config: Config = {}
     consumer_config: Config = {}
 
@@ -107,61 +109,67 @@ class WorkloadPart(_Part):
 
 
 class Fault(_Part):
-    """Fields common to all faults."""
+    """Fields that all faults have. `target` selects nodes, such as `leader:0` or `broker:any`."""
 
     kind: str
     target: Target
     at_s: Seconds = 0
     """Start, in seconds after the warm-up. Not for random faults."""
     for_s: Seconds = 3
-    """Duration. For random faults `random.for_s` applies."""
+    """Duration in seconds. For random faults `random.for_s` applies."""
     halts: bool = False
-    """Whether writes and reads may stop during the fault ..."""
+    """Whether writes and reads may stop during the fault and for `settle_s` after it."""
     settle_s: Seconds = 0
-    """... and for this time after it."""
+    """Seconds after the end of a halting fault in which writes and reads may still stop."""
 
     text: ClassVar[str] = "{kind} {target}"
 
     def describe(self) -> str:
-        """Return a short description for the report."""
+        """Return a short description for the report, such as `kill leader:0`."""
         return self.text.format_map(self.__dict__)
 
 
 class Kill(Fault):
-    """SIGKILL; the node is restarted at the end."""
+    """SIGKILL of the node's process. The node is restarted at the end of the fault."""
 
     kind: Literal["kill"]
 
 
 class Pause(Fault):
-    """SIGSTOP, then SIGCONT at the end."""
+    """SIGSTOP of the node's process. It gets SIGCONT at the end of the fault."""
 
     kind: Literal["pause"]
 
 
 class Restart(Fault):
-    """SIGTERM; the node is restarted at the end."""
+    """SIGTERM of the node's process, which stops cleanly. The node is restarted at the end of the fault."""
 
     kind: Literal["restart"]
 
 
 class Cut(Fault):
-    """A network partition: bytes to the node (`in`), from it (`out`) or both are held back until the end."""
+    """A network partition. Bytes to the node (`in`), from it (`out`) or in both directions are held back until the end
+    of the fault.
+    """
 
     text = "{target} cut off from {peers}, direction {direction}"
     kind: Literal["cut"]
     direction: Literal["both", "in", "out"] = "both"
     peers: Peers = "nodes"
-    """Peers that are cut off: other nodes, one kind of them, clients, or all."""
+    """Peers that are cut off from the node: `nodes` (all other nodes), `brokers`, `controllers`, `clients`, or nodes
+    and clients.
+    """
 
     @property
     def is_total(self) -> bool:
-        """Whether the node is cut off completely, which also works without proxies between the nodes."""
+        """Whether the node is cut off from all nodes and clients in both directions, which also works without proxies
+        between the nodes.
+        """
         return self.direction == "both" and self.peers == "everybody"
 
 
 class Delay(Fault):
-    """Network latency between a node and its peers, in both directions."""
+    """Latency of `delay_ms` between the node and its peers, in each direction."""
 
     text = "{delay_ms:g} ms between {target} and {peers}"
     kind: Literal["delay"]
@@ -170,13 +178,15 @@ class Delay(Fault):
 
 
 class FullDisk(Fault):
-    """The disk of a node's data is full until the end. Needs Linux namespaces: see `disk`."""
+    """The disk with the node's data is full until the end of the fault. A local cluster needs Linux namespaces: see
+    `disk`.
+    """
 
     kind: Literal["full-disk"]
 
 
 class FailedLogDir(Fault):
-    """The second log directory of a broker fails until the end; then the broker is restarted.
+    """The second log directory of a broker fails until the end of the fault; then the broker is restarted.
 
     Needs Linux namespaces: see `disk`.
     """
@@ -185,19 +195,25 @@ class FailedLogDir(Fault):
 
 
 class TornTail(Fault):
-    """SIGKILL, and part of the partition's unsynced bytes is cut off. The node is restarted at the end."""
+    """SIGKILL of a broker, and part of the unsynced bytes of the target's partition (of each partition if it names
+    none) is cut off. The broker is restarted at the end of the fault.
+    """
 
     kind: Literal["torn-tail"]
 
 
 class BitFlip(Fault):
-    """SIGKILL, and one of the partition's unsynced bits is flipped. The node is restarted at the end."""
+    """SIGKILL of a broker, and one unsynced bit of the target's partition (of each partition if it names none) is
+    flipped. The broker is restarted at the end of the fault.
+    """
 
     kind: Literal["bit-flip"]
 
 
 class ClockJump(Fault):
-    """The wall clock of a node's process jumps, and jumps back at the end. Monotonic clocks are not affected."""
+    """The wall clock of a node's process jumps by `jump_s` seconds, and back at the end of the fault. Monotonic clocks
+    are not affected.
+    """
 
     text = "the clock of {target} jumps by {jump_s:+g} s"
     kind: Literal["clock-jump"]
@@ -205,7 +221,7 @@ class ClockJump(Fault):
 
 
 class CpuPressure(Fault):
-    """Busy processes in the node's container until the end. Kubernetes only."""
+    """Busy processes run in the node's container until the end of the fault. Kubernetes only."""
 
     text = "{workers} busy processes beside {target}"
     kind: Literal["cpu-pressure"]
@@ -214,7 +230,9 @@ class CpuPressure(Fault):
 
 
 class MemoryPressure(Fault):
-    """Memory of the node's container is allocated until `share` of its limit is in use. Kubernetes only."""
+    """Memory of the node's container is allocated until `share` of its limit is in use, and freed at the end of the
+    fault. Kubernetes only.
+    """
 
     text = "{share:.0%} of the memory of {target} in use"
     kind: Literal["memory-pressure"]
@@ -240,16 +258,18 @@ AnyFault = Annotated[
 
 
 class Chance(NamedTuple):
-    """One fault of a random plan."""
+    """One fault of a random plan, with its duration in seconds."""
 
     pause_s: float
-    """Time without faults before it."""
+    """Seconds without faults before it."""
     fault: Fault
     for_s: float
 
 
 class RandomPart(_Part):
-    """Random faults, one at a time. The next one waits until all replicas are in sync."""
+    """Random faults, one at a time. The next one waits until all replicas are in sync. `pause_s` and `for_s` are ranges
+    in seconds.
+    """
 
     faults: Annotated[tuple[AnyFault, ...], Field(min_length=1)]
     pause_s: Span = (0.5, 3)
@@ -263,7 +283,7 @@ class RandomPart(_Part):
         return self
 
     def plan(self, seed: int) -> Iterator[Chance]:
-        """Yield an endless sequence of faults that depends only on the seed."""
+        """Yield an endless sequence of random faults, which depends only on the seed."""
         source = Random(seed)
         while True:
             pause_s, fault = source.uniform(*self.pause_s), source.choice(self.faults)
@@ -271,28 +291,28 @@ class RandomPart(_Part):
 
 
 class SteadyState(_Part):
-    """Limits that hold during the whole run; null disables a limit."""
+    """Limits in seconds that hold during the whole run; null disables a limit."""
 
     write_gap_s: Seconds | None = 5
     """Longest time without an acknowledged write, per partition."""
     read_delay_s: Seconds | None = 8
     """Longest time from the acknowledgement of a write until each consumer has read it."""
     recovered_within_s: Seconds = 30
-    """Time after the last fault within which all replicas are in sync."""
+    """Seconds after the last fault within which all replicas must be in sync."""
 
     @property
     def limits(self) -> Limits:
-        """Return the limits that the checker applies."""
+        """The progress limits that the checker applies."""
         return Limits(self.write_gap_s, self.read_delay_s)
 
 
 class Experiment(_Part):
-    """Contents of an experiment file."""
+    """Contents of an experiment file. Faults are either timed (`faults`) or random (`random`)."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")]
     hypothesis: Annotated[str, Field(min_length=1)]
     duration_s: Annotated[float, Field(gt=0, le=86_400)]
-    """Duration of the fault phase. Faults that remain at its end are undone."""
+    """Duration of the fault phase in seconds. Faults that remain at its end are undone."""
     cluster: ClusterPart = ClusterPart()
     workload: WorkloadPart = WorkloadPart()
     faults: tuple[AnyFault, ...] = ()
@@ -328,7 +348,7 @@ class Experiment(_Part):
 
     @property
     def all_faults(self) -> tuple[Fault, ...]:
-        """All faults that may happen, timed or random."""
+        """All faults that may happen, timed and random."""
         return self.faults + (self.random.faults if self.random is not None else ())
 
     def has(self, *kinds: type[Fault]) -> bool:
@@ -337,14 +357,15 @@ class Experiment(_Part):
 
     @property
     def needs_disks(self) -> bool:
-        """Whether each node needs a separate disk."""
+        """Whether each node needs a separate disk, for full disks or failed log directories."""
         return self.has(FullDisk, FailedLogDir)
 
 
 def load(file: Path, *, duration_s: float | None = None) -> Experiment:
-    """Load an experiment file. Raises ExperimentError, OSError.
+    """Load an experiment file. Raises ExperimentError for a file above 1 MiB, invalid YAML or invalid values, and
+    OSError.
 
-    Args: duration_s: replaces the duration of the file; later faults are dropped.
+    Args: duration_s: replaces the duration of the file, None keeps it; timed faults that start later are dropped.
     """
     with file.open("rb") as stream:
         data = stream.read(FILE_BYTES_MAX + 1)
@@ -367,7 +388,7 @@ def load(file: Path, *, duration_s: float | None = None) -> Experiment:
 
 
 def _error_line(error: ValidationError) -> str:
-    """Return one line with each error and its place, without the tag of the fault's kind."""
+    """Return one line with all errors and their places, without the tag of the fault's kind."""
     lines = []
     kinds = {get_args(fault.model_fields["kind"].annotation)[0] for fault in Fault.__subclasses__()}
     for one in error.errors(include_url=False):

@@ -23,11 +23,11 @@ from kipmesh.core.config.validation import error_text
 
 
 class HistoryError(Exception):
-    """A history file is malformed. The text is one line."""
+    """A history file is malformed. The message is one line."""
 
 
 class ReaderKind(StrEnum):
-    """Type of a reader."""
+    """Kind of a reader, which determines the checks that apply to its reads."""
 
     CONSUMER = "consumer"
     """A consumer with its own positions, which may read from any replica."""
@@ -40,19 +40,19 @@ class ReaderKind(StrEnum):
 
 
 class Phase(StrEnum):
-    """Phases of a run."""
+    """Phases of a run, in this order."""
 
     FAULTS = "faults"
-    """Workload and faults. The progress limits apply from here ..."""
+    """Workload and faults. The progress limits apply from here until `RECOVERY`."""
     RECOVERY = "recovery"
-    """... until here. All faults are undone, replicas catch up, producers still write."""
+    """All faults are undone, replicas catch up, producers still write."""
     FINAL = "final"
     """Producers have stopped, consumers catch up, the final read runs."""
     END = "end"
 
 
 class Kind(StrEnum):
-    """Anomalies that the checker detects."""
+    """Anomalies that the checker detects. docs/chaos.md defines them."""
 
     LOST = "lost acknowledged write"
     PHANTOM = "phantom record"
@@ -75,7 +75,7 @@ class Kind(StrEnum):
 
 
 class Limits(NamedTuple):
-    """Progress limits of the steady state; None disables a limit."""
+    """Progress limits of the steady state in seconds; None disables a limit."""
 
     write_gap_s: float | None = None
     """Longest time without an acknowledged write, per partition."""
@@ -84,7 +84,7 @@ class Limits(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """First event: the parameters of the run."""
+    """First event: the parameters of the run. `consumers` are the names of readers that must read all records."""
 
     t: float
     name: str
@@ -98,14 +98,14 @@ class Begin(NamedTuple):
 
 
 class PhaseBegan(NamedTuple):
-    """A phase of the run begins."""
+    """A phase of the run begins at `t`."""
 
     t: float
     phase: Phase
 
 
 class Invoke(NamedTuple):
-    """A producer is about to write `value`. Without `exactly_once`, its previous operation has ended."""
+    """A producer is about to write `value`. Unless producers are idempotent, its previous operation has ended."""
 
     t: float
     operation: int
@@ -115,7 +115,7 @@ class Invoke(NamedTuple):
 
 
 class Ok(NamedTuple):
-    """A write was acknowledged at an offset."""
+    """A write was acknowledged. `offset` is that of its record."""
 
     t: float
     operation: int
@@ -123,7 +123,7 @@ class Ok(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """A write failed and its record was definitely never appended."""
+    """A write failed, and its record was definitely not appended."""
 
     t: float
     operation: int
@@ -139,7 +139,8 @@ class Unknown(NamedTuple):
 
 
 class Read(NamedTuple):
-    """One fetch result: (offset, value) of each record and the high watermark, -1 if unknown.
+    """One fetch result of a partition. `records` are (offset, value), `high_watermark` is -1 if unknown, `replica` -1
+    if any replica may have responded.
 
     `session` changes when a reader restarts. Within one session and `leader_epoch`, `high_watermark` must not decrease.
     For a consumer, whose `leader_epoch` is -1, that is its whole life (392-10).
@@ -157,7 +158,7 @@ class Read(NamedTuple):
 
 
 class Assigned(NamedTuple):
-    """A group member received its assignment: all partitions of a generation, and those newly added.
+    """A group member received its assignment: all its partitions in a generation, and the newly added ones of these.
 
     Precedes every record that the member reads from the added partitions.
     """
@@ -171,7 +172,9 @@ class Assigned(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """A member is about to commit (partition, next offset) pairs in its generation."""
+    """A group member is about to commit `offsets`, (partition, next offset) pairs, in its generation. `commit` is the
+    number of the commit.
+    """
 
     t: float
     commit: int
@@ -182,14 +185,14 @@ class Commit(NamedTuple):
 
 
 class CommitOk(NamedTuple):
-    """A commit was acknowledged."""
+    """The commit with this number was acknowledged."""
 
     t: float
     commit: int
 
 
 class CommitUnknown(NamedTuple):
-    """A commit failed, but may have been applied, or may still be until its generation ends."""
+    """A commit failed, but it may have been applied, or may still be applied until its generation ends."""
 
     t: float
     commit: int
@@ -197,7 +200,9 @@ class CommitUnknown(NamedTuple):
 
 
 class OffsetsFetched(NamedTuple):
-    """Committed (partition, offset) pairs of a group, -1 for none, fetched between `since` and `t`."""
+    """Committed offsets of a group as (partition, offset) pairs, -1 for none, fetched by `reader` between `since` and
+    `t`.
+    """
 
     t: float
     since: float
@@ -207,7 +212,7 @@ class OffsetsFetched(NamedTuple):
 
 
 class End(NamedTuple):
-    """Final state of a partition according to its leader: high watermark, replicas and ISR."""
+    """Final state of a partition: high watermark, node ids of its replicas and ISR."""
 
     t: float
     partition: int
@@ -232,7 +237,7 @@ class Dump(NamedTuple):
 
 
 class FaultBegan(NamedTuple):
-    """A fault is about to be injected into nodes."""
+    """A fault with the number `fault` is about to be injected into nodes."""
 
     t: float
     fault: int
@@ -245,14 +250,14 @@ class FaultBegan(NamedTuple):
 
 
 class FaultEnded(NamedTuple):
-    """A fault is undone."""
+    """The fault with this number is undone."""
 
     t: float
     fault: int
 
 
 class Led(NamedTuple):
-    """Leader (-1: none), leader epoch and ISR of a partition, from Metadata responses."""
+    """Change of the leader (-1: none), leader epoch or ISR of a partition, as observed in Metadata responses."""
 
     t: float
     partition: int
@@ -262,7 +267,7 @@ class Led(NamedTuple):
 
 
 class Controller(NamedTuple):
-    """Id of the active controller, -1 if there is none."""
+    """Change of the active controller, as observed. `node_id` and `epoch` are -1 if unknown."""
 
     t: float
     node_id: int
@@ -270,14 +275,14 @@ class Controller(NamedTuple):
 
 
 class Note(NamedTuple):
-    """Additional information for a person who investigates an anomaly."""
+    """Additional information for a person who investigates an anomaly. The checker ignores it."""
 
     t: float
     text: str
 
 
 class NotRecovered(NamedTuple):
-    """The cluster did not return to its expected state in time."""
+    """The cluster or a node did not return to its expected state in time, which is an anomaly."""
 
     t: float
     text: str
@@ -315,7 +320,7 @@ _PARSERS = {name: TypeAdapter(kind) for kind, name in _NAMES.items()}
 
 
 def to_line(event: Event) -> str:
-    """Return an event as one line of JSON, without a newline."""
+    """Return an event as one line of JSON, without a line feed. `t` is rounded to 0.1 ms."""
     fields = dict(zip(event._fields, event, strict=True))
     fields["t"] = round(event.t, 4)
     if isinstance(event, Begin):
@@ -324,7 +329,9 @@ def to_line(event: Event) -> str:
 
 
 def from_line(line: str) -> Event:
-    """Parse one line of a history file. Raises HistoryError for malformed JSON, an unknown event or invalid fields."""
+    """Parse one line of a history file into its event. Raises HistoryError for malformed JSON, an unknown event or
+    invalid fields.
+    """
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError):
@@ -347,7 +354,7 @@ def from_line(line: str) -> Event:
 
 
 def read_history(file: Path) -> Iterator[Event]:
-    """Yield the events of a history file. Raises HistoryError with file and line number, OSError.
+    """Yield the events of a history file in order. Raises HistoryError with file and line number, OSError.
 
     An incomplete last line, as a killed recorder leaves it, is skipped.
     """
@@ -364,6 +371,6 @@ def read_history(file: Path) -> Iterator[Event]:
 
 
 def write_history(file: Path, events: Iterable[Event]) -> None:
-    """Write events to a history file, replacing it. Raises OSError."""
+    """Write events to a history file, which is replaced. Raises OSError."""
     with file.open("w", encoding="utf-8") as output:
         output.writelines(f"{to_line(event)}\n" for event in events)

@@ -228,7 +228,7 @@ class Network:
 
 def pairs(nodes: Sequence[Node], name: str, *, peers: str, direction: str) -> list[Pair]:
     """Return the (source, target) pairs between a node and its peers. `direction` is `in`, `out` or `both`, as seen
-    from the node; `peers` as in `experiment.Peers`.
+    from the node; `peers` is one of `experiment.Peers`.
     """
     chosen = [node.name for node in nodes if node.name != name and _is_peer(node, peers)]
     if peers in ("clients", "everybody"):
