@@ -20,7 +20,7 @@ _INCH = 100
 
 
 class Line(NamedTuple):
-    """A line of positive points, from left to right."""
+    """A line through positive (x, y) points, from left to right."""
 
     name: str
     is_dashed: bool

@@ -89,7 +89,7 @@ class Bytes(NamedTuple):
         return 100 * self.own / (self.own + self.other) if self.own + self.other else nan
 
     def since(self, before: Bytes) -> Bytes:
-        """Return the increase since an earlier count."""
+        """Return how many bytes were read since an earlier count."""
         return Bytes(self.own - before.own, self.other - before.other)
 
 

@@ -331,7 +331,7 @@ def count(value: float) -> str:
 
 
 def milliseconds(value: float) -> str:
-    """Format a time in ms."""
+    """Format a number of milliseconds, such as `1.5 ms`."""
     return f"{value:,.1f} ms"
 
 

@@ -34,7 +34,7 @@ CAUSES = (End.DIED, End.LOST, End.UNCOMMITTED)
 
 
 class Pauses(NamedTuple):
-    """Times in seconds without a new record of a partition."""
+    """Longest times in seconds between two new records of a partition."""
 
     longest_s: float
     median_s: float

@@ -208,7 +208,7 @@ class Lateness:
         self.longest_s = 0.0
 
     async def watch(self) -> None:
-        """Measure until cancelled."""
+        """Measure and update `longest_s` until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + self.STEP_S

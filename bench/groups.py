@@ -229,7 +229,7 @@ CAUSE_TEXTS: Mapping[End | None, str] = {
 
 
 def as_table(outcome: Outcome, options: argparse.Namespace) -> str:
-    """Format a row for each figure."""
+    """Format a table with a row for each figure."""
     return harness.table(("what", "figure"), rows(outcome, options), markdown=options.markdown)
 
 

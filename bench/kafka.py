@@ -121,7 +121,7 @@ class KafkaBroker:
 
     @property
     def is_running(self) -> bool:
-        """Whether the JVM is running."""
+        """Whether the JVM was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def __enter__(self) -> Self:

@@ -79,7 +79,7 @@ class QuorumNode:
         return self.home / "node.log"
 
     def tail(self) -> str:
-        """Return the last lines of the log, indented."""
+        """Return the last 12 lines of the node's log, indented."""
         return "\n".join(f"  {line}" for line in processes.log_tail(self.log, 0, lines=_TAIL_LINES))
 
 
@@ -339,7 +339,7 @@ class QuorumCluster:
             raise QuorumError(f"{node.name} did not exit within {EXIT_TIMEOUT_S:g} s:\n{node.tail()}") from None
 
     def close(self) -> None:
-        """Kill all nodes and close the links; idempotent."""
+        """Send SIGKILL to all nodes, wait for their end and close the links; idempotent."""
         started = [(node.process, node.identity) for node in self.nodes.values() if node.process is not None]
         for process, identity in started:
             processes.send(process.pid, identity, signal.SIGKILL)

@@ -215,7 +215,7 @@ class Follower:
             await self.close()
 
     async def close(self) -> None:
-        """Close the session, if there is one."""
+        """Close the session on the leader, if there is one."""
         request = self._session.close()
         if request is not None:
             await self._leader.end_session(request.session_id)
@@ -328,7 +328,7 @@ class Bench:
         gc.freeze()  # as a broker does after its start
 
     def close(self) -> None:
-        """Close all logs."""
+        """Close the logs of all leaders."""
         for leader in (*self._leaders.values(), self._bare):
             leader.close()
 
@@ -395,7 +395,7 @@ class Bench:
 
 
 def time_of(us: float) -> str:
-    """Format microseconds."""
+    """Format microseconds in us, ms or s."""
     return f"{us / 1e6:.2f} s" if us >= 1e6 else f"{us / 1e3:.2f} ms" if us >= 1e3 else f"{us:.0f} us"
 
 
@@ -470,7 +470,7 @@ def chart_of(bench: Bench) -> str:
 
 
 def axis_time(us: float) -> str:
-    """Format microseconds that are a power of ten."""
+    """Format microseconds that are a power of ten in us, ms or s."""
     return f"{us / 1e6:g} s" if us >= 1e6 else f"{us / 1e3:g} ms" if us >= 1e3 else f"{us:g} us"
 
 

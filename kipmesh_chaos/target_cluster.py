@@ -124,7 +124,7 @@ class TargetCluster(Protocol):
         """Whether the process of a node exists, paused or not."""
 
     def kill(self, name: str) -> None:
-        """Send SIGKILL to a node."""
+        """Send SIGKILL to a node's process."""
 
     def stop(self, name: str) -> None:
         """Send SIGTERM to a node and wait for its end."""
@@ -139,7 +139,7 @@ class TargetCluster(Protocol):
         """Send SIGCONT to a node."""
 
     def down(self) -> object:
-        """Stop all nodes cleanly, including paused ones; idempotent."""
+        """Stop all nodes with SIGTERM, including paused ones; idempotent."""
 
     def destroy(self) -> None:
         """End the use of the cluster; idempotent. A cluster of the run gets SIGKILL; others undo all faults."""
@@ -166,7 +166,7 @@ class RemoteCluster(TargetCluster, Protocol):
     """
 
     def fill(self, name: str) -> object:
-        """Fill the disk of a node's data."""
+        """Fill the disk with a node's data, until `empty`."""
 
     def empty(self, name: str) -> None:
         """Undo `fill`."""
@@ -177,7 +177,7 @@ class RemoteCluster(TargetCluster, Protocol):
         """
 
     def relieve(self, name: str) -> None:
-        """Undo `press`."""
+        """Undo `press` of a node."""
 
     def undo_faults(self) -> None:
         """Undo all remaining faults of `fill`, `press` and other methods."""

@@ -45,7 +45,7 @@ class Found(NamedTuple):
 
 
 def digest_of(data: bytes | memoryview) -> bytes:
-    """Return a BLAKE2b digest of 16 bytes."""
+    """Return a BLAKE2b digest (16 bytes) of the data."""
     return blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 

@@ -28,7 +28,7 @@ _ORDERS: Final = {"by_time": "time", "by_client": "entries", "snapshots": "at", 
 
 
 class Interval(Enum):
-    """Interval of the tables by time."""
+    """Length of the intervals of the tables by time."""
 
     MINUTE = "minute"
     HOUR = "hour"
@@ -37,7 +37,7 @@ class Interval(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of the job. `--bootstrap` is required."""
+    """Options of the job. Raises typer.BadParameter without `bootstrap`."""
 
     bootstrap: Annotated[
         str | None, typer.Option("--bootstrap", envvar="KIPMESH_BOOTSTRAP", help="Brokers, host:port,host:port.")
@@ -49,7 +49,7 @@ class Options:
     ] = None
 
     def __post_init__(self) -> None:
-        """Raise typer.BadParameter without `--bootstrap`."""
+        """Raise typer.BadParameter if `bootstrap` is missing or empty."""
         if not self.bootstrap:
             raise typer.BadParameter("is required, as host:port,host:port", param_hint="--bootstrap")
 

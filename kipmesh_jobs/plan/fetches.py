@@ -82,7 +82,7 @@ class Traffic(NamedTuple):
     batches: int
 
     def __add__(self, other: tuple[int, ...]) -> Traffic:  # type: ignore[override]
-        """Return the sums of the fields of both."""
+        """Return the field-by-field sum of both."""
         return Traffic(*(one + two for one, two in zip(self, other, strict=True)))
 
 

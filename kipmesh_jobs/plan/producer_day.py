@@ -128,7 +128,7 @@ class _Model:
         self.retry: dict[str, float] = {}
 
     def urgent_now(self, name: str, now_ms: float, max_age_ms: float) -> bool:
-        """Whether a topic is in T (526-04) and not backing off."""
+        """Whether a topic must be refreshed now (set T of 526-04) and is not backing off."""
         if self.retry.get(name, 0.0) > now_ms:
             return False
         if name not in self.refreshed:
@@ -136,7 +136,9 @@ class _Model:
         return name in self.stale or self.refreshed[name] + max_age_ms <= now_ms
 
     def aged(self, name: str, now_ms: float, max_age_ms: float) -> bool:
-        """Whether a topic is in U (526-05) and not backing off."""
+        """Whether a topic may be refreshed now (set U of 526-05: older than half the maximum age) and is not backing
+        off.
+        """
         refreshed_ms = self.refreshed.get(name)
         if refreshed_ms is None or name in self.stale or self.retry.get(name, 0.0) > now_ms:
             return False
