@@ -32,9 +32,10 @@ KUBE_CALLS_TIMEOUT_S = READY_TIMEOUT_S + RUN_TIMEOUT_S
 
 
 class LocalCluster:
-    """A cluster of processes that belongs to one run.
+    """A target cluster of processes on this machine that belongs to one run.
 
-    Args: directory: its data; part: number of nodes and configuration; hook: called around node starts.
+    Args: directory: its data; part: number of nodes and configuration; hook: changes how nodes start. `kill`, `stop`,
+    `start`, `pause`, `resume` and `down` are those of ProcessCluster, which raise ClusterError.
     """
 
     def __init__(self, directory: Path, part: ClusterPart, hook: Hook) -> None:
@@ -56,20 +57,26 @@ class LocalCluster:
         return "only on Kubernetes" if fault.kind in ("cpu-pressure", "memory-pressure") else None
 
     def up(self) -> None:
-        """Start all nodes and return when they are ready."""
+        """Start all nodes and return when they are ready.
+
+        Raises ClusterError if one is not ready after START_TIMEOUT_S, InvalidConfigError for a bad setting.
+        """
         self._cluster.up(self._counts, self._config)
 
     def nodes(self) -> Sequence[NodeInfo]:
-        """Return the nodes listed in `cluster.json`."""
+        """Return the nodes listed in `cluster.json`. Raises ClusterError before `up`."""
         return self._cluster.state().nodes
 
     def is_running(self, name: str) -> bool:
-        """Return whether the process of a node exists, paused or not."""
+        """Return whether the process of a node exists, paused or not. Raises ClusterError for an unknown node."""
         node = self._cluster.state().node(name)
         return processes.state_of(node.pid, node.process) is not processes.ProcessState.GONE
 
     def destroy(self) -> None:
-        """Kill all nodes, paused ones too, once running calls have ended."""
+        """Kill all nodes, paused ones too, once running calls have ended or after LOCAL_CALLS_TIMEOUT_S. Idempotent.
+
+        The data stays.
+        """
         if self.calls.are_over:
             return
         self.calls.end(LOCAL_CALLS_TIMEOUT_S)
@@ -83,7 +90,7 @@ class LocalCluster:
 
 
 class KubeCluster(KubeRelease):
-    """A release that existed before the run and continues after it."""
+    """A target cluster that is a KubeRelease: it existed before the run and continues after it."""
 
     def __init__(self, namespace: str, release: str) -> None:
         super().__init__(namespace, release)
@@ -103,7 +110,10 @@ class KubeCluster(KubeRelease):
         """Do nothing: the release keeps running."""
 
     def destroy(self) -> None:
-        """Undo all faults after waiting for running calls. Raises KubeError, or ChaosError if a call does not end."""
+        """Undo all faults, once running calls have ended or after KUBE_CALLS_TIMEOUT_S.
+
+        Raises KubeError if a fault cannot be undone, or ChaosError if a call has not ended.
+        """
         self.given_up.set()
         have_ended = self.calls.end(KUBE_CALLS_TIMEOUT_S)
         self.undo_faults()

@@ -107,7 +107,7 @@ def _check_file(file: Path) -> None:
 
 
 def _print_dump(file: Path, *, print_records: bool, is_metadata: bool, as_json: bool) -> bool:
-    """Print the record batches of a file and return whether it has no errors."""
+    """Print the record batches of a file and return whether it has no errors. True for an empty file."""
     if file.stat().st_size == 0:
         return True
     errors = 0

@@ -39,13 +39,16 @@ class Pair(NamedTuple):
 
 
 class Parser(Protocol):
-    """Parses the lines of one input into records. Methods raise CommandError about the current line."""
+    """Parses the lines of one input into records. Methods raise CommandError if the current line is invalid."""
 
     def parse(self, line: bytes) -> Pair | None:
-        """Return the record that ends with this line, or None. `line` excludes the line break."""
+        """Return the record that ends with this line, or None if none does. `line` excludes the line break.
+
+        None is returned for an empty line, a header, or a line within a quoted field.
+        """
 
     def end(self) -> None:
-        """Check that the input ended with a complete record."""
+        """Raise CommandError if the input ended within a record."""
 
 
 class LineParser:
@@ -55,7 +58,7 @@ class LineParser:
         self._separator = separator
 
     def parse(self, line: bytes) -> Pair:
-        """See Parser."""
+        """Return the record of the line. Raises CommandError if the separator is missing."""
         if self._separator is None:
             return Pair(None, line)
         key, found, value = line.partition(self._separator)
@@ -65,7 +68,7 @@ class LineParser:
         return Pair(key, value)
 
     def end(self) -> None:
-        """See Parser."""
+        """Do nothing: every line is a complete record."""
 
 
 class JsonParser:
@@ -75,7 +78,10 @@ class JsonParser:
         self._key_field = key_field
 
     def parse(self, line: bytes) -> Pair | None:
-        """See Parser."""
+        """Return the record of the line, or None for an empty line.
+
+        Raises CommandError for invalid JSON, or without the key field.
+        """
         if not line.strip():
             return None
         try:
@@ -89,11 +95,11 @@ class JsonParser:
         return Pair(_key_of(value[self._key_field]), line)
 
     def end(self) -> None:
-        """See Parser."""
+        """Do nothing: every line is a complete record."""
 
 
 class CsvParser:
-    """Parses CSV whose first row names the columns. `row_bytes_max` is the maximum size of a row."""
+    """Parses CSV whose first row names the columns. `row_bytes_max` is the maximum size of a row in bytes."""
 
     def __init__(self, key_column: str | None, delimiter: str, row_bytes_max: int) -> None:
         self._key_column = key_column
@@ -108,7 +114,11 @@ class CsvParser:
         self._in_quotes = False
 
     def parse(self, line: bytes) -> Pair | None:
-        """See Parser. Raises KafkaError (MESSAGE_TOO_LARGE) for a row longer than the limit."""
+        """Return the record of the row that ends with this line.
+
+        None for the first row, an empty row, or a line within a quoted field. Raises CommandError for an invalid row or
+        column names, KafkaError (MESSAGE_TOO_LARGE) for a row of several lines that exceeds the limit.
+        """
         if not self._columns and not self._row_lines:
             line = line.removeprefix(_BYTE_ORDER_MARK)
         self._row_lines.append(line)
@@ -134,7 +144,7 @@ class CsvParser:
         return Pair(None if self._key_place < 0 else fields[self._key_place].encode(), value.encode())
 
     def end(self) -> None:
-        """See Parser."""
+        """Raise CommandError if the input ended within a quoted field."""
         if self._in_quotes:
             raise CommandError(f"input ends inside a quoted field of the row {_excerpt(self._row_lines[0])}")
 
@@ -187,9 +197,10 @@ class Chunk(NamedTuple):
 
 
 class Inputs:
-    """The files and standard input to read, in order. `names` are paths, or `-` for standard input.
+    """The files and standard input to read, in order. `names` are paths, or `-` for standard input, the default.
 
-    Construction raises OSError or CommandError for an input that cannot be read.
+    Construction raises OSError for a missing file, or CommandError for a directory, an unreadable file or closed
+    standard input.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -225,7 +236,7 @@ class Inputs:
         return "" if self._names == [STANDARD_INPUT] else f"{Path(name).name if name != STANDARD_INPUT else name}: "
 
     def stop(self) -> None:
-        """Stop reading. Safe in a signal handler of the event loop."""
+        """Stop reading: `read` ends. Safe in a signal handler of the event loop."""
         self._stopped = True
         self._readable.set()
 
@@ -233,7 +244,7 @@ class Inputs:
         """Yield chunks of lines as they arrive, until the end of the last input or `stop`.
 
         Raises LineTooLongError for a line over `line_bytes_max`, after yielding the lines before it; LineCutError if
-        `stop` was called within a line; OSError.
+        `stop` was called within a line; OSError if an input cannot be read.
         """
         for index, name in enumerate(self._names):
             if name == STANDARD_INPUT:

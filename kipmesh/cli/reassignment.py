@@ -82,7 +82,7 @@ async def throttled(admin: AdminClient, rate: int | None, *, lift: bool) -> Asyn
     """Throttle reassignments on all brokers to `rate` bytes per second within the block; None changes nothing.
 
     Restores the previous throttle at the end if `lift`. After an exception or an interruption the throttle stays,
-    because the moves continue.
+    because the moves continue. Raises KafkaError if the throttle cannot be set.
     """
     if rate is None:
         yield
@@ -115,7 +115,7 @@ def _report_throttle() -> None:
 
 
 class Deadline:
-    """End of `--timeout`, counted from the construction. `timeout_s` None: no limit."""
+    """End of `--timeout`, `timeout_s` seconds after the construction. None: no limit."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self.timeout_s = timeout_s
@@ -127,7 +127,7 @@ class Deadline:
 
     @property
     def is_over(self) -> bool:
-        """Whether the deadline has passed."""
+        """Whether the deadline has passed. False without a limit."""
         return self._at is not None and time.monotonic() >= self._at
 
 
@@ -137,7 +137,8 @@ async def wait_moved(
     """Await `work`, which waits for replicas to move, and report the pending moves meanwhile. Return its result.
 
     Args: noun: names the moves after a number, as in "3 replicas of broker 1"; matches: selects the reassignments that
-    `work` waits for; work: calls its argument with its progress. Raises CommandError at the deadline.
+    `work` waits for; work: must call its argument with the completed and total number of moves. Raises CommandError at
+    the deadline, and the errors of `work`.
     """
     left: list[int] = []
     with _progress_bar(noun) as bar:
@@ -282,7 +283,8 @@ async def _reassign(
 ) -> tuple[Results, Collection[TopicPartition]]:
     """Start reassignments, and wait for them if there is a deadline.
 
-    Returns the result of each partition, and the partitions whose replicas still move.
+    Returns the result of each partition (None if it was started), and the partitions whose replicas still move. Raises
+    CommandError at the deadline.
     """
     results = await admin.alter_partition_reassignments(wanted)
     started = [where for where, error in results.items() if error is None]

@@ -177,7 +177,10 @@ def delete(
 
 
 def _mechanisms_of(connection: AdminConnection, name: str) -> list[Mechanism]:
-    """Return the mechanisms for which a user has a credential; none for an unknown user."""
+    """Return the mechanisms for which a user has a credential; none for an unknown user.
+
+    Mechanisms that this version does not know are left out.
+    """
     infos = connection.run(lambda admin: admin.describe_user_scram_credentials(None)).get(name, ())
     return [Mechanism(_mechanism_name(info.mechanism)) for info in infos if _has_name(info.mechanism)]
 
