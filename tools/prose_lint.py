@@ -115,9 +115,9 @@ def find(text: str) -> str | None:
 
 
 def python_passages(text: str) -> Iterator[Passage]:
-    """Yield (line, text) of each docstring, message or help text of three words or more, and comment of Python source.
+    """Yield (line, text) of each docstring, message, help text and comment of Python source.
 
-    Raises SyntaxError.
+    Messages and help texts have three words or more. Raises SyntaxError if the source is not valid Python.
     """
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):

@@ -84,7 +84,10 @@ def seconds_option(name: str, text: str, *, least: float = 0.1, show_default: bo
 
 
 def parse_number(digits: str, option: str | None = None, *, most: int = MAX_INT32) -> int:
-    """Parse decimal digits that are part of an argument. Raises typer.BadParameter for a number above `most`."""
+    """Return the number of decimal digits that are part of an argument.
+
+    Raises typer.BadParameter for a number above `most`, naming `option`.
+    """
     try:
         number = int(digits)
     except ValueError:  # more digits than int() accepts

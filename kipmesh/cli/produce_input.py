@@ -189,7 +189,7 @@ def _excerpt(line: bytes) -> str:
 
 
 class Chunk(NamedTuple):
-    """Lines of one input, without line breaks. The last chunk of an input has no lines and `is_end`."""
+    """Lines of one input, without line breaks. The last chunk of an input has no lines, and `is_end` is True."""
 
     input_index: int
     lines: Sequence[bytes]

@@ -177,7 +177,10 @@ async def _report_pending(admin: AdminClient, noun: str, matches: Matches, left:
 async def _pending(
     admin: AdminClient, noun: str, matches: Matches, left: Collection[int], timeout_s: float
 ) -> tuple[str, str]:
-    """Return a text with the number of pending moves, and one with the obstacles ("" if records are being copied)."""
+    """Return two texts: the number of pending moves, and what blocks them.
+
+    The second is "" if records are being copied, or says that no active controller responds.
+    """
     count = "{} of {} {} left to move".format(*left, noun) if left else f"unknown number of {noun} left to move"
     try:
         async with asyncio.timeout(timeout_s):

@@ -115,7 +115,7 @@ LOCAL_UP_COUNTS = DEFAULT_COUNTS._replace(controllers=3)
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """Content of `cluster.json`: cluster id, the user's configuration, and the nodes."""
+    """Content of `cluster.json`: cluster id, the user's settings by dotted key, and the nodes."""
 
     cluster_id: str
     config: Mapping[str, str]
@@ -160,7 +160,7 @@ class ClusterState:
             raise ClusterError(f"running nodes use another {current}: run `kipmesh local down`, then up with --config")
 
     def with_node(self, changed: NodeInfo) -> ClusterState:
-        """Return the state with the node of the same name replaced by `changed`."""
+        """Return the state with the node of the same name replaced by `changed`; unchanged if there is none."""
         return replace(self, nodes=tuple(changed if node.name == changed.name else node for node in self.nodes))
 
     def write(self, directory: Path) -> None:

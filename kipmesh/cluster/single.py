@@ -59,7 +59,7 @@ class SingleCluster:
         self._ports = ports.PortReservation()  # until `down`, so that a stopped node can restart on its port
 
     def state(self) -> ClusterState:
-        """Return the cluster's nodes and configuration. Raises ClusterError before `up`."""
+        """Return the cluster's id, configuration and nodes, running or not. Raises ClusterError before `up`."""
         if self._state is None:
             raise ClusterError("the cluster is not started: call up() first")
         return self._state
@@ -103,7 +103,7 @@ class SingleCluster:
     def _placed(self, nodes: Sequence[NodeInfo], config: Mapping[str, str], *, has_tls: bool) -> ClusterState:
         """Return the new cluster's state, with ports, directories and certificates for the nodes.
 
-        Raises ClusterError.
+        Raises ClusterError if there are too few free ports, or a certificate cannot be created.
         """
         addresses = (f"{ports.HOST}:{port}" for port in self._ports.choose(3 * len(nodes)))
         placed = [

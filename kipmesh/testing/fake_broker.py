@@ -41,11 +41,11 @@ class Fault:
     """Error of every partition, or of those of `topic`."""
     times: int = 1
     after: bool = False
-    """Execute the request before failing."""
+    """Execute the request before failing. Only for Produce and Fetch."""
     hang: bool = False
     """Never respond."""
     malformed: Any = None
-    """Response to return."""
+    """Response to return instead of the real one."""
     topic: str | None = None
     twice: bool = False
     """Execute a fetch twice and return the first response."""
@@ -345,7 +345,7 @@ class FakeAdmin:
 
 
 class FakeBroker:
-    """A fake broker with the services `Broker` and `Admin`."""
+    """A fake broker: a gRPC server with the services `Broker` and `Admin`."""
 
     def __init__(self, node_id: int, cluster: FakeCluster) -> None:
         self.node_id = node_id
@@ -469,7 +469,11 @@ class FakeBroker:
         ]
 
     async def fetch(self, request: m.FetchRequest, context: RequestContext) -> m.FetchResponse:
-        """Handle Fetch; waits for `min_bytes` for up to `max_wait_ms`."""
+        """Handle Fetch with fetch sessions; waits for `min_bytes` for up to `max_wait_ms`, or until the broker stops.
+
+        A fault without `code` and `malformed` raises ConnectionAbortedError: before the fetch, or after it with `after`. `twice` and
+        `delay_s` alone do not fail the fetch.
+        """
         fault = await self.cluster.take_fault("Fetch", self.node_id, request)
         if fault is None:
             return await self._fetch(request, context, None)
@@ -530,7 +534,11 @@ class FakeBroker:
 
     @with_faults
     def list_offsets(self, request: m.ListOffsetsRequest, fault: Fault | None) -> m.ListOffsetsResponse:
-        """Handle ListOffsets. Timestamp lookups use the batches' maximum timestamps."""
+        """Handle ListOffsets for partitions that this broker leads.
+
+        -1 is the end of the log, -2 its start, -3 the batch with the largest timestamp. Other timestamps return the
+        base offset of the first batch whose maximum timestamp is not older; offset -1 if there is none.
+        """
         return m.ListOffsetsResponse(
             topics=[
                 m.ListOffsetsTopicResponse(

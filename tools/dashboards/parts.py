@@ -127,7 +127,7 @@ def must_be_one(title: str, text: str, query: Query, *, width: int = 4) -> stat.
 def graph(
     title: str, text: str, *queries: Query, unit: str = PLAIN, least: float = 0, stacked: bool = False
 ) -> timeseries.Panel:
-    """Return a time series panel whose axis starts at `least`."""
+    """Return a time series panel of the queries whose vertical axis starts at `least`."""
     panel = timeseries.Panel().title(title).description(text).datasource(SOURCE).unit(unit).span(8).height(8)
     panel = panel.min(least).line_width(1).fill_opacity(30 if stacked else 5).show_points(c.VisibilityMode.NEVER)
     panel = panel.legend(
