@@ -471,8 +471,8 @@ class FakeBroker:
     async def fetch(self, request: m.FetchRequest, context: RequestContext) -> m.FetchResponse:
         """Handle Fetch with fetch sessions; waits for `min_bytes` for up to `max_wait_ms`, or until the broker stops.
 
-        A fault without `code` and `malformed` raises ConnectionAbortedError: before the fetch, or after it with `after`. `twice` and
-        `delay_s` alone do not fail the fetch.
+        A fault without `code` and `malformed` raises ConnectionAbortedError: before the fetch, or after it with
+        `after`. `twice` and `delay_s` alone do not fail the fetch.
         """
         fault = await self.cluster.take_fault("Fetch", self.node_id, request)
         if fault is None:
