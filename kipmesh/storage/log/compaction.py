@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -26,8 +27,8 @@ from kipmesh.core.metadata.image import CLUSTER_METADATA_TOPIC
 from kipmesh.core.record_batch import BatchHeader, check_crc, parse_header
 from kipmesh.messages.schema import MAX_INT64
 from kipmesh.storage.log.compaction_records import clean_batch, empty_batch, filler_batch, keys_of
-from kipmesh.storage.log.log import Log, Swap
-from kipmesh.storage.log.segment import CLEANED_SUFFIX, MAX_RELATIVE_OFFSET, Segment
+from kipmesh.storage.log.log import Log
+from kipmesh.storage.log.segment import CLEANED_SUFFIX, MAX_RELATIVE_OFFSET, SWAP_SUFFIX, Segment
 
 _LOG = logging.getLogger(__name__)
 
@@ -220,6 +221,114 @@ class _Writer:
             self._write()
         self._segment.seal()
         self._segment.sync(with_indexes=True)
+
+
+class Swap:
+    """Crash-safe replacement of adjacent segments (`old`) by their compacted copy (`new`), with Kafka's file names.
+
+    1. `.cleaned`: the copy is written and fsynced. A restart removes it.
+    2. `begin`: the copy is renamed to `.swap` and the directory is synced. A restart now completes the replacement.
+    3. `take_over`: the old segments are renamed to `.deleted`, readers use the copy, and the directory is synced.
+    4. `finish`: the copy gets its plain name.
+
+    A truncation between 2 and 3 cancels the replacement durably; otherwise a restart would restore truncated records.
+    Retention is suspended meanwhile. The syncs run on a worker thread, all other steps on the log's owner.
+
+    Invariants: a log has at most one `.swap` file. While it exists, the copy or the segments that it replaces are
+    complete.
+    """
+
+    def __init__(self, log: Log, old: Sequence[Segment], new: Segment, generation: int) -> None:
+        """`generation`: the generation of the log's durability when `old` was read."""
+        self.log = log
+        self.old = list(old)
+        self.new = new
+        self.generation = generation
+        """The last generation in which only this swap changed the log; odd if something else changed it."""
+        self._is_in_use = False
+
+    def begin(self) -> bool:
+        """Rename the copy to `.swap` (step 2). Call `sync` next.
+
+        Returns False, without any effect, if the log was truncated since `old` was read or another swap is running.
+        Raises StorageError if the log has failed or the disk fails, KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if the log
+        is closed.
+        """
+        log = self.log
+        log.check_usable()
+        if log.swap is not None or not log.durability.is_unchanged(self.generation):
+            return False
+        with log.storage_errors("compact", permanent=True):
+            self.new.move(SWAP_SUFFIX)
+        log.swap = self
+        return True
+
+    def sync(self) -> None:
+        """Sync the log's directory after `begin` or `take_over`. Thread-safe.
+
+        Raises StorageError, unless the log was truncated or closed meanwhile; the failure is then permanent.
+        """
+        log = self.log
+        generation = log.durability.generation
+        try:
+            log.files.fs.sync_dir(log.dir)
+        except OSError as error:
+            if log.durability.is_unchanged(generation):
+                raise log.fail(error, "sync the directory of", permanent=True) from error
+
+    def cancel(self) -> None:
+        """Cancel the swap durably before a truncation, unless `take_over` has run. Raises OSError.
+
+        The truncation may remove the records because of which older ones are missing in the copy.
+        """
+        if not self._is_in_use:
+            self.new.move(CLEANED_SUFFIX)
+            self.log.files.fs.sync_dir(self.log.dir)
+            self.log.swap = None
+
+    def take_over(self, now_ms: int) -> bool:
+        """Replace the old segments by the copy (step 3). Call `sync` next. Return False if the swap was cancelled.
+
+        Raises StorageError if the log has failed or the disk fails, KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if the log
+        is closed.
+        """
+        log = self.log
+        log.check_usable()
+        if log.swap is not self:
+            return False
+        with self._changing_files():
+            log.segments.replace(self.old, self.new, now_ms + log.config.file_delete_delay_ms)
+            self._is_in_use = True
+            log.size_bytes = log.segments.size_bytes
+            log.producers.delete_snapshots([segment.base_offset for segment in self.old[1:]])
+        return True
+
+    def finish(self) -> None:
+        """Rename the copy to its plain name (step 4), unless it was truncated away.
+
+        Raises StorageError if the log has failed or the disk fails, KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if the log
+        is closed.
+        """
+        log = self.log
+        log.check_usable()
+        log.swap = None
+        if self.new in log.segments.items:  # not truncated meanwhile
+            with self._changing_files():
+                self.new.move("")
+                log.segments.positions.clear()
+
+    @contextmanager
+    def _changing_files(self) -> Iterator[None]:
+        durability = self.log.durability
+        is_alone = durability.is_unchanged(self.generation)
+        with self.log.storage_errors("compact", permanent=True), durability.changing_files():
+            yield
+        self.generation = durability.generation if is_alone else 1
+
+    def discard(self) -> None:
+        """Remove the copy's files, unless the log uses them or the swap is running. Thread-safe. Raises OSError."""
+        if not self._is_in_use and self.log.swap is not self:
+            self.new.remove()
 
 
 def compact(plan: Plan, group: Sequence[Segment], offset_map: OffsetMap, now_ms: int, pace: Pace) -> Swap | None:

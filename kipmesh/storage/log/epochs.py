@@ -1,6 +1,6 @@
 """Leader epochs of one log and their start offsets, with the semantics of Kafka's LeaderEpochFileCache.
 
-Rules: "Log truth". The entries follow from the batches in the log and the calls of `assign` by a new leader. The
+Rule REP-01. The entries follow from the batches in the log and the calls of `assign` by a new leader. The
 checkpoint is therefore needed only below the recovery point: recovery rebuilds later entries from the batches.
 
 Invariants: epochs and start offsets rise strictly. `entries` is immutable and replaced as a whole, so that another

@@ -8,7 +8,7 @@
   torn, out of order or of a lower leader epoch, and later segments are removed. Indexes and epochs are rebuilt from
   there. Below the recovery point, only the index and the last batches of a segment are checked. A segment that ends
   before the next one starts was truncated; the segments after it are removed, because a power failure restored them.
-- Compaction leaves `.cleaned` and `.swap` files, see `kipmesh.storage.log.log.Swap`.
+- Compaction leaves `.cleaned` and `.swap` files, see `kipmesh.storage.log.compaction.Swap`.
 - A missing or implausible index is always rebuilt.
 """
 
