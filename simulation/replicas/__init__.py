@@ -2,7 +2,7 @@
 
 Runs whole brokers and controllers in virtual time, with failing disks, network and clocks as in `simulation.quorum`.
 Only gRPC and the Raft of the metadata quorum are replaced. The seed determines everything. Every step of a broker
-checks the rules of "Log truth".
+checks the REP rules.
 """
 
 from simulation.engine import InvariantError, Outcome, run_world

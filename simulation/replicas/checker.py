@@ -1,4 +1,4 @@
-"""Checks the rules of "Log truth" (392-10) after every step of a broker.
+"""Checks the rules of replication safety (REP, 392-10) after every step of a broker.
 
 - Records below a leader's high watermark are committed: later leaders and all ISR members have them, and replicas have
   nothing else below their high watermark. Two losses are permitted: when no clean ISR member is left, the longest log

@@ -1,4 +1,4 @@
-"""Replication keeps the rules of "Log truth" under the faults of many seeds."""
+"""Replication keeps the REP rules under the faults of many seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leader election and ISR membership of partitions (rules: "Log truth").
+"""Leader election and ISR membership of partitions (REP-03, REP-06, REP-07).
 
 A broker that stopped uncleanly may have lost unsynced records, so it leaves every ISR when it registers again. After a
 power cut, dead brokers look alive until they register or their sessions expire. Leadership may pass from one dead
