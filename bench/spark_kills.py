@@ -49,7 +49,7 @@ _EXCEPTION = re.compile(r"(?!\s|at )(?=.*(?:Exception|Error|Caused by)\b)")
 """Matches a line that names an exception and is not part of a stack trace."""
 
 
-class KillsError(RuntimeError):
+class KillsError(harness.BenchError):
     """The queries failed or did not progress in time. The message has the ends of their logs."""
 
 

@@ -82,7 +82,7 @@ def logdirs(broker_id: BrokerId, *, connection: AdminConnection, as_json: AsJson
         for one in found
         for where, info in one.replicas.items()
     ]
-    print_table(("TOPIC", "PARTITION", "BYTES", "LAG", "FOLDER"), sorted(rows))
+    print_table(("TOPIC", "PARTITION", "BYTES", "LAG", "LOG DIRECTORY"), sorted(rows))
 
 
 def _log_dir_object(broker_id: int, one: LogDirDescription) -> dict[str, Any]:
