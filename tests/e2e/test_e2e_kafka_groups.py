@@ -66,7 +66,7 @@ class Member(threading.Thread):
         self.owned: Owned = set()
         self.error: BaseException | None = None
         self._cluster, self._group, self._topic, self._strategy = cluster, group, topic, strategy
-        self._is_stopped = threading.Event()
+        self._stop_requested = threading.Event()
         self.start()
 
     def run(self) -> None:
@@ -81,7 +81,7 @@ class Member(threading.Thread):
         raise NotImplementedError
 
     def stop(self) -> None:
-        self._is_stopped.set()
+        self._stop_requested.set()
         self.join(DEADLINE_S)
         assert not self.is_alive()
         if self.error is not None:
@@ -101,7 +101,7 @@ class Confluent(Member):
         )
         consumer.subscribe([self._topic])
         try:
-            while not self._is_stopped.is_set():
+            while not self._stop_requested.is_set():
                 message = consumer.poll(0.1)
                 if message is not None and message.error() is None:
                     self.values[_text(message.value())] += 1
@@ -121,7 +121,7 @@ class KafkaPython(Member):
             partition_assignment_strategy=[assignor],
         )
         try:
-            while not self._is_stopped.is_set():
+            while not self._stop_requested.is_set():
                 for records in consumer.poll(timeout_ms=100).values():
                     self.values.update(record.value.decode() for record in records)
                 self.owned = {(each.topic, each.partition) for each in consumer.assignment()}
@@ -148,7 +148,7 @@ class AioKafka(Member):
         )
         await consumer.start()
         try:
-            while not self._is_stopped.is_set():
+            while not self._stop_requested.is_set():
                 for records in (await consumer.getmany(timeout_ms=100)).values():
                     self.values.update(record.value.decode() for record in records)
                 self.owned = {(each.topic, each.partition) for each in consumer.assignment()}
@@ -168,7 +168,7 @@ class Kipmesh(Member):
         )
         with consumer:
             consumer.subscribe([self._topic])
-            while not self._is_stopped.is_set():
+            while not self._stop_requested.is_set():
                 self.values.update(_text(record.value) for record in consumer.poll(100))
                 self.owned = {(each.topic, each.partition) for each in consumer.assignment()}
 
