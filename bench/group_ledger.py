@@ -133,7 +133,7 @@ class Ledger:
         return Pauses(self._longest[longest][0], median_s, longest)
 
     def verdicts(self, acknowledged: Iterable[tuple[int, int]]) -> list[str]:
-        """Return a text per violation, at most `EXAMPLES_MAX` of a kind; empty if there are none.
+        """Return messages that describe the violations, at most `EXAMPLES_MAX` of a kind; empty if there are none.
 
         Args: acknowledged: (partition, offset) of all acknowledged records.
         """

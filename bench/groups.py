@@ -57,8 +57,8 @@ class Outcome(NamedTuple):
         return GENERATIONS_PER_CHANGE * self.ledger.changes + GENERATIONS_PER_KILL * self.kills
 
     def problems(self) -> list[str]:
-        """Return a text per violation, also for too many generations and records that could not be written. Empty if
-        there are none.
+        """Return messages that describe the violations, including too many generations and records that could not be
+        written; empty if there are none.
         """
         found = [*self.ledger.verdicts(self.acknowledged), *self.log.problems]
         if self.log.last_generation > self.generations_max:

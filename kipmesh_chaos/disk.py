@@ -81,8 +81,9 @@ def mount(directory: Path, *, mebibytes: int = DISK_MIB) -> None:
 
 
 def unmount(directory: Path) -> None:
-    """Unmount a directory's tmpfs and discard its files. Does nothing if there is no mount; a failed unmount is
-    ignored.
+    """Unmount a directory's tmpfs and discard its files. Does nothing if there is no mount.
+
+    Ignores a failure. Raises subprocess.TimeoutExpired if the command does not end within 10 s.
     """
     command = shutil.which("umount")
     if command is not None and directory.is_mount():

@@ -167,7 +167,7 @@ class ProcessCluster:
     def down(self) -> bool:
         """Stop all nodes, controllers last, and kill those that still run after `stop_timeout_s`.
 
-        Returns whether any node ran (or was paused).
+        Returns whether any node ran (or was paused). Raises ClusterError, see the class.
         """
         with self._locked():
             state = self.state()

@@ -210,8 +210,8 @@ async def needed_by(admin: AdminClient, broker_id: int) -> list[str]:
 def partitions_needing(topics: Sequence[TopicMetadata], minimums: Mapping[str, int], broker_id: int) -> list[str]:
     """Return the partitions (TOPIC-NUMBER) that would have too few in-sync replicas without the broker.
 
-    Required are `min.insync.replicas` (`minimums`, by topic, default 1) or all other replicas, whichever is less.
-    Partitions in which the broker is not in sync do not need it.
+    A partition needs `min.insync.replicas` in-sync replicas (from `minimums` by topic, default 1), or all of its other
+    replicas if they are fewer. Partitions in which the broker is not in sync are not returned.
     """
     found = []
     for topic in topics:

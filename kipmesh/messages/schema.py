@@ -162,7 +162,7 @@ def field(
 
 
 def _parse_type(annotation: Any) -> tuple[Any, bool]:
-    """Return the field type of an annotation, and whether it allows None. Raises TypeError for text annotations."""
+    """Return the field type of an annotation, and whether it allows None. Raises TypeError for a string."""
     if isinstance(annotation, str):
         text = f"annotation must be a type, got text {annotation!r}; remove `from __future__ import annotations`"
         raise TypeError(text)

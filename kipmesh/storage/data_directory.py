@@ -153,7 +153,7 @@ def open_directory(fs: FileSystem, path: str, cluster_id: str, node_id: int) -> 
 def _identify(fs: FileSystem, path: str, cluster_id: str, node_id: int) -> bytes:
     """Return the directory id. Assigns the directory to the node if it has no `meta.properties` or no id.
 
-    Raises as `open_directory`, except for the lock.
+    Raises the same errors as `open_directory`, except the StorageError for a locked directory.
     """
     properties = checkpoint.read_meta_properties(fs, path)
     if properties is not None and properties.cluster_id != cluster_id:

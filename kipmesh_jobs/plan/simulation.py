@@ -34,8 +34,9 @@ _ONCE: Final = ("sizes", "seed")
 
 
 def all_tasks(sizes: Sizes, runs: int, seed: int) -> list[Task]:
-    """Return a task for every case of every part, `runs` times if the part is random. Failover cases are omitted if too
-    few brokers would remain for the replicas.
+    """Return a task for every case of every part, `runs` times if the part is random.
+
+    Failover cases are omitted unless more brokers than the replication factor would remain.
     """
     return [
         Task(part, case, run, seed, sizes)

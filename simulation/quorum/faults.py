@@ -200,7 +200,7 @@ class Faults(FaultPlan[SimNode]):
         return True
 
     def crash_at_point(self) -> bool:
-        """Crash random nodes when each next passes a random crash point. They restart soon.
+        """Let random nodes crash the next time that they pass a random crash point. They restart soon.
 
         Returns False if no node runs.
         """

@@ -21,10 +21,7 @@ _KEYS = ("retention.ms", "segment.bytes")
 
 
 def decide(image: MetadataImage, rng: Random) -> list[r.Record]:
-    """Return the records of one random decision, for one batch.
-
-    They fit the image, whose next offset is `image.offset + 1`.
-    """
+    """Return the records of one random decision, valid for `image`. They form the batch at `image.offset + 1`."""
     if r.METADATA_VERSION not in image.features:
         return [
             r.FeatureLevelRecord(r.METADATA_VERSION, r.METADATA_VERSION_LEVEL),

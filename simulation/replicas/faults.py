@@ -151,7 +151,7 @@ class Faults(FaultPlan[SimBroker]):
         return broker is not None
 
     def crash_at_point(self) -> bool:
-        """Crash random brokers when each next passes a random crash point. Always returns True."""
+        """Let random brokers crash the next time that they pass a random crash point. Return True."""
         for broker in self.running():
             if self.rng.random() < 0.6:
                 broker.crash_point = self.rng.choice(CRASH_POINTS)

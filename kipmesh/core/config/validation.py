@@ -60,7 +60,7 @@ def error_text(error: Mapping[str, Any], name: str, value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value for an error text, shortened if it is long."""
+    """Return the `repr` of a value for an error message, shortened if it is long."""
     text = repr(value[: VALUE_CHARS_MAX + 1] if isinstance(value, str) else value)
     return text if len(text) <= VALUE_CHARS_MAX else f"{text[:VALUE_CHARS_MAX]}..."
 

@@ -322,8 +322,9 @@ class Fetch:
     def is_complete(self) -> bool:
         """Whether to respond now (227-21).
 
-        True if `min_bytes` of records were read, the byte limit was reached, a result has `completes_fetch`, or there
-        is nothing to wait for.
+        True if `min_bytes` of records were read, the byte limit was reached, a result has `completes_fetch`, the
+        request has no partitions, a follower's high watermark is stale or this is the first fetch of its session, or
+        the fetch has a session error.
         """
         return self._must_respond or self._is_limited or self.size_bytes >= self._min_bytes
 
@@ -577,7 +578,10 @@ class IncrementalFetch(Fetch):
         self._changed, self._position_reads = {}, {}
 
     def respond(self, now_ms: int) -> m.FetchResponse:
-        """Return the changed partitions, or the session error of a fetch that was superseded."""
+        """Return the changed partitions, or a session error.
+
+        INVALID_FETCH_SESSION_EPOCH if a later request used the session, FETCH_SESSION_ID_NOT_FOUND if it was closed.
+        """
         self._wake = None
         session = self._session
         if session.fetch is self:

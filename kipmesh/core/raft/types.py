@@ -106,7 +106,11 @@ class LogView(Protocol):
         ...
 
     def end_offset_for_epoch(self, epoch: int) -> m.EpochEndOffset:
-        """Return the largest epoch not above `epoch` and its end offset; (-1, -1) if there is none."""
+        """Return the largest epoch at or below `epoch`, and its end offset.
+
+        Returns (-1, -1) if `epoch` is negative or above the latest epoch, or if the log is empty. Below all epochs,
+        returns `epoch` itself with the start offset of the first one.
+        """
         ...
 
 

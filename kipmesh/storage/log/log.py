@@ -448,11 +448,14 @@ class Log:
             self.epochs.truncate_from_start(offset)
 
     def run_retention(self, now_ms: int, high_watermark: int) -> int:
-        """Retire segments below the high watermark by time, size and log start offset. Return their number.
+        """Remove expired segments below the high watermark from the log. Return their number.
 
-        Raises the log start to the first remaining segment. `remove_deleted` removes the files after
-        `file.delete.delay.ms`. Does nothing while compaction replaces segments. Raises StorageError if the log has
-        failed or the disk fails, which is then permanent; KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if the log is closed.
+        A segment expires by time, size or log start offset. The log start becomes the start of the first remaining
+        segment. `remove_deleted` removes the files after `file.delete.delay.ms`. Does nothing while compaction replaces
+        segments.
+
+        Raises StorageError if the log has failed or the disk fails, which is then permanent;
+        KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if the log is closed.
         """
         self.check_usable()
         if self.swap:  # a restart that completes the swap needs the old segments

@@ -71,7 +71,7 @@ def _validate_from_client(header: BatchHeader, config: TopicConfig, now_ms: int)
     if header.compression > _COMPRESSION_MAX:
         raise KafkaError(
             ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
-            f"compression must be at most {_COMPRESSION_MAX}, got {header.compression}",
+            f"compression type must be 0 (none) to {_COMPRESSION_MAX} (zstd), got {header.compression}",
         )
     if header.is_log_append_time:
         raise KafkaError(ErrorCode.INVALID_TIMESTAMP, "clients must not set the timestamp type to LogAppendTime")

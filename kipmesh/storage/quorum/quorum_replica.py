@@ -119,9 +119,9 @@ class QuorumReplica:
     # -- starting
 
     def recover(self, *, is_voter: bool, durable_end: int = 0) -> None:
-        """Read `quorum-state`, and decide which snapshot and log to start with (630-14). Blocks. Raises as `open`.
+        """Read `quorum-state`, and decide which snapshot and log to start with (630-14). Blocks.
 
-        A voter refuses to start if log and snapshots end below `durable_end`.
+        A voter refuses to start if log and snapshots end below `durable_end`. Raises the errors of `open`.
         """
         log = self.log
         try:
@@ -370,7 +370,7 @@ class QuorumReplica:
         return None if before == (self.latest_snapshot, self.earliest_snapshot) else self._changed()
 
     def _retire(self, now_ms: int) -> None:
-        """Retire segments below the durable log start, on the log owner's task after `clean`."""
+        """Remove segments below the durable log start from the log. Called by the log's owner after `clean`."""
         if self._may_retire:
             self._may_retire = False
             self.log.run_retention(now_ms, self._durable_start)
