@@ -67,7 +67,7 @@ def _codec(of: type[Message], version: int, flexible: bool) -> Codec:
 
 @dataclass(frozen=True, eq=False)
 class Api:
-    """One API. Instances are compared by identity, because Fetch of brokers and Fetch of the quorum are two APIs."""
+    """One API. Instances are compared by identity, because brokers and the quorum have separate Fetch APIs."""
 
     key: int | None
     """Apache Kafka's API key; None for an API that only kipmesh has."""
@@ -120,7 +120,7 @@ class Api:
 
     @cached_property
     def has_replica_id(self) -> bool:
-        """Whether nodes and clients send the request, distinguished by its field `replica_id`."""
+        """Whether both nodes and clients send the request; its field `replica_id` tells them apart."""
         return self.role is Role.BROKER and "replica_id" in self.request._fields
 
     # --- Kafka's wire format
@@ -180,7 +180,7 @@ class Api:
     ) -> Any | None:
         """Return a response to `request` with the error `code`, at top level or for each item of the request.
 
-        `version` is that of Kafka's format, None for gRPC. Returns None if the version has no field for the error.
+        `version` is the API version in Kafka's format, or None for gRPC. Returns None if it has no field for the error.
         """
         return make_error_response(self.request, self.response, request, code, message, version)
 
@@ -194,7 +194,7 @@ def _api(
     name: str | None = None,
     **options: Any,
 ) -> Api:
-    """Return the API of a request and the response in the same module. `name`: Kafka's name if it differs."""
+    """Return the API for a request and the response from its module. `name`: the API's name in Kafka, if different."""
     rpc = request.__name__.removesuffix("Request")
     response = getattr(sys.modules[request.__module__], f"{rpc}Response")
     supported = parse_versions(versions)
@@ -457,7 +457,7 @@ KAFKA_APIS: Mapping[int, Api] = MappingProxyType(
 
 
 def find_api(name: str) -> Api:
-    """Return the API with Kafka's name; for Fetch, that of brokers. Raises StopIteration for an unknown name."""
+    """Return the API with this Kafka name; for Fetch, the broker API. Raises StopIteration for an unknown name."""
     return next(api for api in APIS if api.name == name)
 
 
