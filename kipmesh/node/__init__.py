@@ -21,7 +21,7 @@ def monotonic_ms() -> int:
 
 @dataclass(eq=False)
 class BackgroundTasks:
-    """A set of tasks that nothing awaits. `on_failure` receives the exception of each failed, not cancelled, task."""
+    """A set of tasks that nothing awaits. `on_failure` receives the exception of each task that fails."""
 
     on_failure: Callable[[BaseException], None]
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)

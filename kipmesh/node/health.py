@@ -63,10 +63,10 @@ def _context(certificates: str | None) -> ssl.SSLContext:
 
 
 def get(host: str, port: int, path: str, tls: ssl.SSLContext | None = None) -> tuple[int, str]:
-    """Return status and stripped body of the response to a GET.
+    """Send a GET request and return the status and the stripped body of the response.
 
-    Raises OSError if the connection fails or a step of it takes longer than TIMEOUT_S, ValueError if the response is
-    not HTTP.
+    Raises OSError if the connection fails or one of its operations takes longer than TIMEOUT_S, ValueError if the
+    response is not HTTP.
     """
     with contextlib.ExitStack() as stack:
         connection = stack.enter_context(socket.create_connection((host, port), TIMEOUT_S))
@@ -84,7 +84,7 @@ def get(host: str, port: int, path: str, tls: ssl.SSLContext | None = None) -> t
 
 
 def _address(listener: str) -> tuple[str, int]:
-    """Return host and port of a listener. A wildcard host becomes loopback; an invalid port becomes 0."""
+    """Return the host and port of a listener. A wildcard host becomes loopback; an invalid port becomes 0."""
     host, _, port = listener.rpartition(":")
     host = host.strip("[]")
     wildcards = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104

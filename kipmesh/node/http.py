@@ -127,10 +127,10 @@ class _Server(ThreadingHTTPServer):
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore errors of a connection: the client disconnected or is too slow."""
+        """Ignore connection errors: the client has disconnected or is too slow."""
 
     def accept_until_closed(self) -> None:
-        """Accept connections until `close`. Unlike `serve_forever`, it does not poll for the end."""
+        """Accept connections until `close`. Unlike `serve_forever`, this does not poll for shutdown."""
         while True:
             try:
                 request, address = self.get_request()
@@ -157,7 +157,7 @@ class Conditions(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class ProbeServer:
-    """The HTTP server of one node for metrics and probes. `port` is 0 before `start`; without `tls`, plaintext."""
+    """The HTTP server of one node for metrics and probes. `port` is 0 before `start`. Without `tls` it is plaintext."""
 
     registry: CollectorRegistry
     conditions: Conditions
@@ -169,7 +169,7 @@ class ProbeServer:
         self.port = 0
 
     def start(self, host: str, port: int) -> int:
-        """Bind, serve on threads, and return the bound port. Raises HttpAddressError if the address cannot be bound."""
+        """Serve on threads and return the bound port. Raises HttpAddressError if the address cannot be bound."""
         conditions = self.conditions
         pages = {
             "/metrics": lambda: Page(200, CONTENT_TYPE_LATEST, generate_latest(self.registry)),
@@ -228,7 +228,7 @@ class DiskSpaceCollector(Collector):
         self._directories = directories
 
     def describe(self) -> tuple[GaugeMetricFamily, GaugeMetricFamily]:
-        """Return the families without samples, without accessing a disk."""
+        """Return the metric families without samples and without accessing a disk."""
         labels = ["logdirectory"]
         return (
             GaugeMetricFamily("kipmesh_disk_free_bytes", "Free bytes for this node on the disk.", labels=labels),

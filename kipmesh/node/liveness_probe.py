@@ -24,8 +24,8 @@ class LivenessProber:
     async def refuses(self, address: Address, timeout_s: float) -> bool:
         """Return whether all IP addresses of the host refuse a connection on the port.
 
-        Returns False if an address accepts or fails otherwise, if the name cannot be resolved, if there is no result
-        within `timeout_s` seconds, and after `close`.
+        Returns False if an address accepts or fails in another way, if the name cannot be resolved, if there is no
+        result within `timeout_s` seconds, or after `close`.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -43,7 +43,7 @@ class LivenessProber:
         return bool(infos)
 
     async def _resolve(self, address: Address) -> list[Any]:
-        """Return the result of `socket.getaddrinfo`, without a thread for a numeric address. Raises OSError."""
+        """Return the result of `socket.getaddrinfo`, using a thread unless the address is numeric. Raises OSError."""
         resolve = partial(socket.getaddrinfo, *address, type=socket.SOCK_STREAM)
         try:
             return resolve(flags=socket.AI_NUMERICHOST)

@@ -17,7 +17,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 
 
 class _Unfailing:
-    """A text stream whose writes and flushes never raise. `dropped` counts the failed ones."""
+    """A text stream whose writes and flushes never raise. `dropped` counts failed calls."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -50,10 +50,10 @@ class _ToStructlog(logging.Handler):
 
 
 def configure(*, level: str, form: str, context: dict[str, Any], stream: TextIO | None = None) -> None:
-    """Configure the logs of this process.
+    """Configure the logging of this process.
 
-    Args: level: a key of LEVELS; form: `json`, otherwise console lines; context: fields added to each event; stream:
-    destination, stderr by default.
+    `level` is a key of LEVELS. `form` is `json`; any other value means console lines. `context`: fields added to each
+    event. `stream`: the destination, stderr by default.
     """
     level_min = LEVELS[level]
     out: Any = _Unfailing(stream if stream is not None else sys.stderr)

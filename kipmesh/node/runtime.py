@@ -54,7 +54,7 @@ class Node(Protocol):
         """A future that receives a fatal error as its exception."""
 
     async def start(self) -> None:
-        """Start the node; returns when it serves. Raises an error whose message is one line for the user."""
+        """Start the node and return once it serves clients. Raises an error whose message is one line for the user."""
 
     async def stop(self) -> None:
         """Stop cleanly. Idempotent."""
@@ -293,7 +293,7 @@ class _Process:
 
 
 async def _failure_of(node: Node) -> BaseException:
-    """Wait for `node.failed` and return its error, or a RuntimeError if it completes without one.
+    """Wait for `node.failed` and return its exception, or a RuntimeError if it completes without an exception.
 
     Waits forever if the future is cancelled, because that is a clean stop.
     """

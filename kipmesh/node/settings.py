@@ -43,7 +43,7 @@ def load(
 def read_properties(file: Path) -> dict[str, str]:
     """Return the keys and values of a properties file.
 
-    Raises InvalidConfigError if it cannot be read, is not UTF-8, exceeds FILE_BYTES_MAX or has an invalid line.
+    Raises InvalidConfigError if the file cannot be read, is not UTF-8, exceeds FILE_BYTES_MAX or has an invalid line.
     """
     try:
         with file.open("rb") as stream:
@@ -67,7 +67,7 @@ def read_properties(file: Path) -> dict[str, str]:
 
 
 def _logical_lines(text: str) -> Iterable[tuple[int, str]]:
-    """Yield lines with their numbers, without comments. A trailing backslash joins the next line, as in Java."""
+    """Yield all lines but comments, with their numbers. A trailing backslash joins the next line, as in Java."""
     joined = ""
     first = 0
     for number, line in enumerate(text.splitlines(), start=1):
@@ -99,7 +99,7 @@ def write_properties(values: Mapping[str, str], *, title: str) -> str:
 
 
 def variable(key: str) -> str:
-    """Return the environment variable of a configuration key."""
+    """Return the name of the environment variable for a configuration key."""
     return ENVIRONMENT_PREFIX + key.upper().replace(".", "_")
 
 
@@ -125,7 +125,7 @@ def _refuse_variable(name: str, known: tuple[str, ...]) -> NoReturn:
 
 
 def from_overrides(overrides: Sequence[str]) -> dict[str, str]:
-    """Return keys and values of `--config key=value` options. Raises InvalidConfigError for another form."""
+    """Return the keys and values of `--config key=value` options. Raises InvalidConfigError for a malformed option."""
     values = {}
     for text in overrides:
         key, separator, value = text.partition("=")

@@ -35,10 +35,10 @@ class ProcessTls:
         registry.register(_TlsCollector(self.files, lambda: sum(server.refused for server in self._servers)))
 
     def mesh_server(self, listener: str) -> ServerTls | None:
-        """Return the TLS of a gRPC listener, or None for plaintext.
+        """Return the TLS settings of a gRPC listener, or None for plaintext.
 
-        If the mesh listener has TLS, a plaintext listener gets one too, which refuses requests that only nodes may
-        send.
+        If the mesh listener has TLS, a plaintext listener also gets TLS settings, which make it refuse requests that
+        only nodes may send.
         """
         config = self._config
         if self.files is None or not isinstance(config, NodeConfig):

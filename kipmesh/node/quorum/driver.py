@@ -80,7 +80,7 @@ class QuorumListener(Protocol):
         ...
 
     def committed(self, high_watermark: int) -> None:
-        """Called when the high watermark has advanced."""
+        """Called after the high watermark has advanced."""
         ...
 
     def truncated(self, offset: int) -> None:
@@ -106,9 +106,9 @@ class Alarm:
         self._due_ms = 0
 
     def set(self, due_ms: int | None) -> None:
-        """Schedule the alarm for `due_ms` of the monotonic clock; None has no effect.
+        """Schedule the alarm for `due_ms` on the monotonic clock. None has no effect.
 
-        An earlier alarm stays; its callback sets the next one.
+        An alarm that is already set for an earlier time is kept; its callback sets the next one.
         """
         if due_ms is None or (self._handle is not None and self._due_ms <= due_ms):
             return
@@ -150,7 +150,7 @@ class Flusher:
         self._task: asyncio.Task[None] | None = None
 
     def flush(self) -> None:
-        """Start to make the current content of the log durable. Returns immediately; `on_flushed` reports the end."""
+        """Start to make the current content of the log durable. Returns immediately; `on_flushed` is called later."""
         self._is_wanted = True
         if self._task is None and not self.has_ended:
             self._task = asyncio.create_task(self._flush_all())
@@ -176,7 +176,7 @@ class Flusher:
             self._task = None
 
     def end(self) -> None:
-        """Start no further flush. One that runs continues."""
+        """Start no more flushes. A running flush continues."""
         self.has_ended = True
 
     async def ended(self) -> None:
@@ -187,10 +187,10 @@ class Flusher:
 
 @dataclass(eq=False, repr=False)
 class QuorumDriver:
-    """Runs one replica of the metadata quorum, its state machine with files and connections, in one event loop.
+    """Runs one replica of the metadata quorum (state machine, files and connections) in one event loop.
 
-    Args: listener: receives state, commits and log changes; on_failure: called once, with the first fatal error;
-    jitter: returns a random number in [0, 1) for election timeouts.
+    `listener` receives state, commits and log changes. `on_failure` is called once, with the first fatal error.
+    `jitter` returns a random number in [0, 1) for election timeouts.
     """
 
     config: RaftConfig
@@ -266,9 +266,9 @@ class QuorumDriver:
     def append(self, batch: bytes, epoch: int) -> int:
         """Append one batch as the leader of `epoch` and return the new log end offset. The batch is not yet committed.
 
-        Raises KafkaError: NOT_CONTROLLER if this node does not lead `epoch`, or an election is being written;
+        Raises KafkaError: NOT_CONTROLLER if this node does not lead `epoch` or is still persisting an election;
         KAFKA_STORAGE_ERROR (full disk) or CORRUPT_MESSAGE if the log refused the batch and is unchanged;
-        KAFKA_STORAGE_ERROR also if the driver failed during the append.
+        also KAFKA_STORAGE_ERROR if the driver failed during the append.
         """
         if self._is_stepping or self._persisting or not self.is_leader or epoch != self.epoch:
             raise self._not_controller(epoch)
@@ -297,7 +297,7 @@ class QuorumDriver:
     async def stop(self) -> None:
         """Resign, notify the successors, complete pending requests and make the log durable. Idempotent.
 
-        Only logs if the log cannot be made durable. After a fatal error nothing is sent or written.
+        Only logs if the log cannot be made durable. After a fatal error, nothing is sent or written.
         """
         self._stopping = self._stopping or asyncio.create_task(self._stop())
         await asyncio.shield(self._stopping)
@@ -341,7 +341,7 @@ class QuorumDriver:
             self._run()
 
     def _run(self) -> None:
-        """Execute effects and handle events until none is left or an election must be written first."""
+        """Execute effects and handle events until none are left or an election must be persisted first."""
         if not self._is_started or self._is_stepping or self._persisting or self.has_ended:
             return
         self._is_stepping = True
@@ -470,7 +470,7 @@ class QuorumDriver:
         self.post(raft.SnapshotFetchFailed())
 
     def snapshot_received(self, snapshot_id: m.SnapshotId) -> Awaitable[bool]:
-        """Replace the log by the snapshot between two steps. The result is False if the snapshot is obsolete."""
+        """Replace the log with the snapshot between two steps. The result is False if the snapshot is obsolete."""
         wanted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         if self.has_ended:
             wanted.set_result(True)  # kept: the next start loads it

@@ -50,10 +50,10 @@ Publish = Callable[[MetadataImage, MetadataDelta], Awaitable[None]]
 class MetadataLoader:
     """Maintains the image of one replica within one event loop. It may be the driver's listener.
 
-    Args: publish: awaited with image and delta after each advance; the delta is empty for control records, and excludes
-    the batches of `apply_own_steps`; on_failure: called at most once, after which the loader does nothing; snapshots,
-    retention: limits for making snapshots and for cleaning the log; idle: awaited by the loader's task at least every
-    IDLE_S seconds.
+    `publish` is awaited with the image and delta after each advance; the delta is empty for control records and
+    excludes the batches of `apply_own_steps`. `on_failure` is called at most once, after which the loader does nothing.
+    `snapshots` and `retention` are the limits for making snapshots and for cleaning the log. `idle` is awaited by the
+    loader's task at least every IDLE_S seconds.
     """
 
     quorum: QuorumDriver
@@ -94,7 +94,7 @@ class MetadataLoader:
 
     @property
     def _touched_end(self) -> int:
-        """The offset after the last record that is applied, completely or partially."""
+        """The offset after the last record that has been applied, including a partially applied batch."""
         return max(self.image.offset + 1, self._own_end)
 
     def start(self) -> None:
@@ -105,7 +105,7 @@ class MetadataLoader:
         self._task = asyncio.create_task(self._run(), name="metadata-loader")
 
     async def stop(self) -> None:
-        """Stop the task at its next step and the snapshot maker, and wait for both. Idempotent."""
+        """Stop the snapshot maker, and the task at its next step, and wait for both. Idempotent."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -115,7 +115,7 @@ class MetadataLoader:
     # -- QuorumListener
 
     def state_changed(self, state: State, epoch: int, leader_id: int) -> None:
-        """Do nothing: the loader depends on changes of the log only."""
+        """Do nothing: the loader depends only on log changes."""
 
     def committed(self, high_watermark: int) -> None:
         """Apply the records up to `high_watermark` soon."""
@@ -124,7 +124,7 @@ class MetadataLoader:
         self._wake.set()
 
     def truncated(self, offset: int) -> None:
-        """Reload the image if it contains records at or above `offset`, which a deposed leader had applied."""
+        """Reload the image if it contains records from `offset` on, which this node applied before it was deposed."""
         self._maker.truncated(offset)
         if offset < self._touched_end:
             log.warning("applied metadata truncated, reloading", log_end_offset=offset, applied=self._touched_end - 1)
@@ -169,7 +169,7 @@ class MetadataLoader:
         return delta
 
     def _freeze_changed(self, partitions: int) -> None:
-        """Count new partition objects, and hide them from the garbage collector once there are enough."""
+        """Count new partition objects; once there are FREEZE_PARTITIONS, hide them from the garbage collector."""
         self._unfrozen += partitions
         if self._unfrozen >= FREEZE_PARTITIONS:
             self._unfrozen = 0
@@ -224,7 +224,7 @@ class MetadataLoader:
         await free_delta(deltas)
 
     async def _replay(self, image: MetadataImage, delta: MetadataDelta | None) -> int:
-        """Apply the log up to the high watermark and return the number of bytes.
+        """Apply the log up to the high watermark and return the number of bytes applied.
 
         Changes are added to `delta`, if any. Stops after a complete batch if the image must be reloaded.
         """
@@ -256,7 +256,7 @@ class MetadataLoader:
     # -- loading
 
     async def _load(self) -> None:
-        """Replace the image by the newest snapshot and the log after it, and publish the difference."""
+        """Rebuild the image from the newest snapshot and the log after it, and publish the difference."""
         self._must_load = True
         await self._publish_applied()  # the difference does not include these changes
         self.metrics.is_loading.set(1)

@@ -28,14 +28,14 @@ class Pace:
         self._start = time.perf_counter()
 
     async def give_way(self) -> None:
-        """Yield to the event loop and start the next slice if the current one is used up, else do nothing."""
+        """Yield to the event loop and start the next slice if the current one is used up; otherwise do nothing."""
         if time.perf_counter() - self._start >= SLICE_S:
             await asyncio.sleep(0)
             self._start = time.perf_counter()
 
 
 class _Collector:
-    """State of `collector_off`: how many contexts are entered, and whether the collector was enabled before."""
+    """State of `collector_off`: the number of open contexts, and whether the collector was enabled before the first."""
 
     users = 0
     was_enabled = False
@@ -43,9 +43,9 @@ class _Collector:
 
 @contextlib.contextmanager
 def collector_off() -> Iterator[None]:
-    """Disable the garbage collector within the context. It stays disabled while others are in such a context.
+    """Disable the garbage collector within the context. It stays disabled until all such contexts have exited.
 
-    When it is enabled again, it ignores all objects that exist then.
+    After it is enabled again, it ignores all objects that existed at that time.
     """
     if _Collector.users == 0:
         gc.collect(1)

@@ -33,8 +33,7 @@ PARTITIONS_MAX = 100
 class QuorumService:
     """Handlers of the service Quorum for one driver. Waiting fetches complete when the driver stops.
 
-    Args: served: called with each FetchSnapshot response; snapshot_response_bytes_max: maximum bytes
-    of such a response.
+    `served` is called with each FetchSnapshot response, which has at most `snapshot_response_bytes_max` bytes.
     """
 
     driver: QuorumDriver
@@ -116,7 +115,7 @@ def read_snapshot(
     """Return the response to FetchSnapshot with bytes from `store`. Blocks on file I/O.
 
     Top-level errors: INCONSISTENT_CLUSTER_ID, and KAFKA_STORAGE_ERROR if the disk fails. A snapshot that was deleted
-    meanwhile returns SNAPSHOT_NOT_FOUND. `leader` and `is_leader` are those at the arrival of the request.
+    meanwhile gets SNAPSHOT_NOT_FOUND. `leader` and `is_leader` describe the quorum when the request arrived.
     """
 
     def size_of(snapshot_id: m.SnapshotId) -> int | None:
@@ -140,7 +139,7 @@ def read_snapshot(
 
 
 def _without(response: m.FetchSnapshotResponse, deleted: set[m.SnapshotId]) -> m.FetchSnapshotResponse:
-    """Replace snapshots that were deleted between planning and reading by SNAPSHOT_NOT_FOUND."""
+    """Return SNAPSHOT_NOT_FOUND in place of snapshots that were deleted between planning and reading."""
 
     def mark(part: m.PartitionSnapshotResponse) -> m.PartitionSnapshotResponse:
         if part.snapshot_id not in deleted:

@@ -53,7 +53,7 @@ class SnapshotFetchListener(Protocol):
         ...
 
     def snapshot_failed(self, *, corrupt: bool) -> None:
-        """Called when the transfer has failed; `corrupt`: the received snapshot was invalid."""
+        """Called when the transfer has failed; `corrupt` is True if the received snapshot was invalid."""
         ...
 
 
@@ -92,7 +92,7 @@ class SnapshotFetcher:
         self._task.add_done_callback(ended)
 
     def cancel(self) -> None:
-        """Abandon the transfer, because the leader changed or the node stops. A running validation still completes."""
+        """Abandon the transfer when the leader changes or the node stops. A running validation still completes."""
         if self._keepalives is not None:
             self._keepalives.cancel()
         if self._task is not None and not self._is_received:
@@ -170,7 +170,7 @@ class SnapshotFetcher:
                     await asyncio.sleep(self.config.retry_backoff_ms / 1000)
 
     async def _send_keepalives(self) -> None:
-        """Request single bytes until cancelled. SNAPSHOT_NOT_FOUND also shows that the leader is alive."""
+        """Request single bytes until cancelled. A SNAPSHOT_NOT_FOUND response also shows that the leader is alive."""
         while True:
             await asyncio.sleep(self.config.fetch_timeout_ms / 1000 / KEEPALIVES_PER_TIMEOUT)
             with contextlib.suppress(TransportError):

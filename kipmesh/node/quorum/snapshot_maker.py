@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 
 
 def snapshot_limits(config: NodeConfig) -> SnapshotLimits:
-    """Return the limits of the configuration that decide when a snapshot is due (630-04)."""
+    """Return the configured limits that decide when a snapshot is due (630-04)."""
     return SnapshotLimits(
         config.metadata_snapshot_min_changed_records_ratio,
         config.metadata_log_max_record_bytes_between_snapshots,
@@ -47,12 +47,12 @@ def snapshot_limits(config: NodeConfig) -> SnapshotLimits:
 
 
 def retention_limits(config: NodeConfig) -> RetentionLimits:
-    """Return the limits of the configuration that decide how far the log start may be raised (630-05)."""
+    """Return the configured limits that decide how far the log start may be raised (630-05)."""
     return RetentionLimits(config.metadata_start_offset_lag_time_max_ms, config.metadata_max_retention_bytes)
 
 
 class _DroppedError(Exception):
-    """Raised in the task of a pending snapshot after `drop`: it is no longer valid for this log, or not needed."""
+    """Raised in the task of a pending snapshot after `drop`: the snapshot is no longer valid or needed."""
 
 
 class _PendingSnapshot:
@@ -65,7 +65,7 @@ class _PendingSnapshot:
         self.changed = asyncio.Event()
 
     def drop(self, reason: str) -> None:
-        """Make the task of the snapshot stop at its next slice and delete the file. The first `reason` is logged."""
+        """Make the snapshot's task stop at its next slice and delete the file. Only the first `reason` is logged."""
         self.dropped = self.dropped or reason
         self.changed.set()
 
@@ -79,8 +79,8 @@ class _PendingSnapshot:
 class SnapshotMaker:
     """Makes snapshots for one `MetadataLoader` and cleans the metadata log, within one event loop.
 
-    Cleaning raises the log start and deletes older segments and snapshots. Args: on_failure: called with an unexpected
-    error; clean_interval_s: maximum time between two cleanings.
+    Cleaning raises the log start and deletes older segments and snapshots. `on_failure` is called with an
+    unexpected error. `clean_interval_s` is the maximum time between two cleanings.
     """
 
     quorum: QuorumDriver
@@ -106,7 +106,7 @@ class SnapshotMaker:
         self._tasks.spawn(self._clean_periodically(), "metadata-clean")
 
     def loaded(self, records: int | None) -> None:
-        """Record that the image was loaded from a snapshot with that many records, or is empty (None)."""
+        """Record that the image was loaded from a snapshot with `records` records, or is empty (None)."""
         if records is None:
             self.schedule = SnapshotSchedule(self.limits, monotonic_ms())
         else:
@@ -179,7 +179,7 @@ class SnapshotMaker:
             self._pending = None
 
     async def _write(self, pending: _PendingSnapshot) -> tuple[int, int]:
-        """Write and complete the snapshot; return its number of records and bytes.
+        """Write and complete the snapshot; return its number of records and its size in bytes.
 
         Raises _DroppedError or StorageError after deleting the file.
         """
@@ -266,7 +266,7 @@ class SnapshotMaker:
 
 
 async def _on_thread(work: Callable[[], _T]) -> _T:
-    """Run `work` on a thread. A cancellation waits for its end, because it may use files that are closed next."""
+    """Run `work` on a thread. Cancellation waits until `work` ends, because the files it may use are closed next."""
     running = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(running)

@@ -81,7 +81,7 @@ class _Peer:
 class Transport:
     """Sends the requests of one quorum replica to the voters, each in its own task.
 
-    Args: post: receives a `ResponseReceived` or `RequestFailed` for each request; on_defect: called with an unexpected
+    `post` receives a `ResponseReceived` or `RequestFailed` for each request. `on_defect` is called with an unexpected
     error.
     """
 
