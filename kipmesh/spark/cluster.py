@@ -34,8 +34,8 @@ RACK_VARIABLE: Final = "KIPMESH_CLIENT_RACK"
 class ClusterConnection:
     """An admin client and a consumer for the options of a read, each opened on first use. A context manager.
 
-    Args: keeps_consumer: take an idle consumer of this process if there is one, and leave it to the next task when the
-    context ends without an error; otherwise the consumer is closed.
+    `keeps_consumer`: reuse an idle consumer of this process if there is one, and keep it for the next task when the
+    context ends without an error. Otherwise the consumer is closed.
     """
 
     def __init__(self, options: SourceOptions, *, keeps_consumer: bool = False) -> None:
@@ -59,7 +59,7 @@ class ClusterConnection:
             self.close()
 
     def close(self) -> None:
-        """Close the clients. Idempotent; a later call of another method opens new ones."""
+        """Close the clients. Idempotent. Calling another method afterwards opens new clients."""
         admin, consumer = self._admin, self._consumer
         self._admin = self._consumer = None
         try:
@@ -75,7 +75,7 @@ class ClusterConnection:
         """Return the partitions that the options select, sorted.
 
         A pattern selects no internal topics and may select none at all. Raises InvalidOptionError if a topic or
-        partition of `subscribe` or `assign` does not exist, KafkaError.
+        partition of `subscribe` or `assign` does not exist, or KafkaError.
         """
         options = self._options
         if options.assignment:
@@ -101,7 +101,7 @@ class ClusterConnection:
         return self._boundary_offsets(partitions, TIMESTAMP_LATEST)
 
     def offsets_for_times(self, times: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """Return, by partition, the first offset whose timestamp is at least the given one (ms), None if there is none.
+        """Return, by partition, the first offset with at least the given timestamp (ms); None if there is none.
 
         Raises InvalidOptionError for a deleted topic, KafkaError.
         """
@@ -124,7 +124,7 @@ class ClusterConnection:
             return _all_partitions(self._open_admin().describe_topics(topics))
 
     def leaders(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the broker id of each partition's leader, -1 if there is no leader or partition. Raises KafkaError."""
+        """Return the broker id of each partition's leader, or -1 without a leader or partition. Raises KafkaError."""
         topics = self._open_admin().describe_topics(sorted({each.topic for each in partitions}))
         known = {
             TopicPartition(topic.name, number): found.leader_id
@@ -139,9 +139,9 @@ class ClusterConnection:
         """Yield (range, first wanted offset, bytes of whole batches) until all ranges are read.
 
         The bytes may also contain records before the first wanted offset and after the range. Each range must belong
-        to a different partition; results of the ranges are interleaved. Raises KafkaError (REQUEST_TIMED_OUT if no
-        partition has records for `kafkaConsumer.pollTimeoutMs`), DataLossError if `loss` is set to fail and offsets of
-        a range are missing, InvalidOptionError if a topic was deleted.
+        to a different partition. Results of different ranges are interleaved. Raises KafkaError (REQUEST_TIMED_OUT if
+        no partition has records for `kafkaConsumer.pollTimeoutMs`), DataLossError if `loss` is set to fail and offsets
+        of a range are missing, InvalidOptionError if a topic was deleted.
         """
         consumer = self._open_consumer()
         open_ranges = {each.topic_partition: each for each in ranges}
@@ -230,7 +230,7 @@ class ClusterConnection:
 
 
 def with_rack_of_process(config: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return a consumer's configuration, with `client.rack` set to the rack of this process unless it has a rack.
+    """Return a consumer's configuration, with `client.rack` set to the rack of this process if no rack is configured.
 
     Options travel from the driver to executors in other racks, so the rack comes from the environment of the executor
     (`KIPMESH_CLIENT_RACK`). Rule 392-17.
@@ -242,9 +242,10 @@ def with_rack_of_process(config: Mapping[str, str], environment: Mapping[str, st
 
 
 def _resume_position(wanted: OffsetRange, position: int, earliest: int, latest: int | None, loss: DataLoss) -> int:
-    """Return the offset to resume at; offsets that are skipped are reported to `loss`.
+    """Return the offset to resume at, and report skipped offsets to `loss`.
 
-    It is `position`, the log start if that is later, or the end of the range if the log ends at or before `position`.
+    The result is `position`, or the log start if that is later, or the end of the range if the log ends at or before
+    `position`.
     """
     where = wanted.topic_partition
     name = f"{where.topic}-{where.partition}"

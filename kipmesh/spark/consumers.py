@@ -24,7 +24,7 @@ KEPT_MAX: Final = 4
 
 
 class Key(NamedTuple):
-    """Process id, bootstrap servers and configuration: what interchangeable consumers have in common."""
+    """Process id, bootstrap servers and configuration. Consumers with equal keys are interchangeable."""
 
     pid: int
     bootstrap: str
@@ -42,7 +42,7 @@ _kept: dict[Key, _Kept] = {}
 
 
 def key_of(bootstrap: str, config: Mapping[str, str]) -> Key:
-    """Return the key of consumers of this process with these bootstrap servers and this configuration."""
+    """Return the key of this process's consumers with these bootstrap servers and this configuration."""
     return Key(os.getpid(), bootstrap, frozenset(config.items()))
 
 
@@ -57,9 +57,10 @@ def borrow(key: Key) -> Consumer | None:
 
 
 def give_back(key: Key, consumer: Consumer) -> None:
-    """Remove the partitions of a consumer and keep it for the next task; close it if that fails.
+    """Unassign the partitions of a consumer and keep it for the next task. Close it if that fails.
 
-    Closes an idle consumer with the same key, and those idle for longest beyond `KEPT_MAX`. Logs errors, never raises.
+    Also closes an idle consumer with the same key, and the longest idle ones if more than `KEPT_MAX` are kept. Logs
+    errors instead of raising them.
     """
     try:
         consumer.assign([])

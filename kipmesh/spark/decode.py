@@ -45,9 +45,9 @@ _BYTES_ALONE: Final = _BYTES // 8
 
 
 def decode(chunks: Iterable[tuple[OffsetRange, int, bytes]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Decode chunks to Arrow batches with the columns of `schema`.
+    """Decode chunks into Arrow batches with the columns of `schema`.
 
-    A chunk is (range, first wanted offset, bytes of whole batches). Chunks of a range are in offset order. Drops
+    A chunk is (range, first wanted offset, bytes of whole batches). Chunks of a range must be in offset order. Drops
     control batches and records outside the range or before the first wanted offset. Raises CorruptRecordError for
     invalid bytes, a wrong CRC, or a timestamp that Spark cannot hold.
     """
@@ -78,7 +78,7 @@ class _Body(NamedTuple):
 
 
 class _Decoder:
-    """Collects record batches and converts several of them to one Arrow batch."""
+    """Collects record batches and converts several of them into one Arrow batch."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
@@ -280,7 +280,7 @@ def _taken(pieces: pa.Array, first: int, is_null: np.ndarray[Any, Any]) -> pa.Ar
 
 
 def _headers(data: pa.Buffer, headers: RecordHeaders | None, count: int) -> pa.Array:
-    """Return the column headers as in Spark's Kafka connector: null for a record without headers."""
+    """Return the `headers` column as in Spark's Kafka connector: null for a record without headers."""
     kind = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
     if headers is None:
         return pa.nulls(count, pa.list_(kind))

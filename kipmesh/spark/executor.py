@@ -28,8 +28,8 @@ _ARGUMENTS = {
 def command(environment: Mapping[str, str], java: Path, jars: Path) -> list[str]:
     """Return the command line of an executor's JVM.
 
-    Args: environment: variables that the driver set; java: path of the `java` executable; jars: Spark's directory of
-    jars. Raises KeyError for a missing variable.
+    `environment`: the variables that the driver set. `java`: path of the `java` executable. `jars`: Spark's directory
+    of JAR files. Raises KeyError for a missing variable.
     """
     numbered = {int(found[1]): value for key, value in environment.items() if (found := _JAVA_OPTION.fullmatch(key))}
     memory = environment["SPARK_EXECUTOR_MEMORY"]
@@ -48,9 +48,9 @@ def command(environment: Mapping[str, str], java: Path, jars: Path) -> list[str]
 
 
 def main() -> None:
-    """Replace this process by the JVM of an executor.
+    """Replace this process with the JVM of an executor.
 
-    Exits with status 1 and a message if an environment variable of the driver is missing. Raises JavaMissingError.
+    Exits with status 1 and a message if an environment variable set by the driver is missing. Raises JavaMissingError.
     """
     import pyspark
 

@@ -46,7 +46,7 @@ _APT_PACKAGES: Final = "openjdk-17-jre-headless || apt-get install -y -qq --no-i
 
 
 class JavaMissingError(Exception):
-    """No Java runtime of at least `MINIMUM_VERSION` was found or installed. The message names the remediation."""
+    """No Java runtime of at least `MINIMUM_VERSION` was found or installed. The message names a remedy."""
 
 
 def find_java() -> Path | None:
@@ -55,10 +55,10 @@ def find_java() -> Path | None:
 
 
 def ensure_java(report: Callable[[str], None] = lambda _line: None) -> Path:
-    """Return JAVA_HOME, and install Java first if none is found.
+    """Return JAVA_HOME, installing Java first if none is found.
 
-    Args: report: called with one line before an installation. Raises JavaMissingError if no known package manager can
-    be used or the installation fails.
+    `report` is called with one line before an installation. Raises JavaMissingError if no known package manager can be
+    used or the installation fails.
     """
     home = find_java()
     if home is not None:
@@ -132,7 +132,7 @@ def _run_installer(command: str) -> str:
 
 
 def main() -> int:
-    """Print JAVA_HOME and return 0; without Java print a line on standard error and return 1.
+    """Print JAVA_HOME and return 0. Without Java, print a line to standard error and return 1.
 
     With the argument `--install`, a missing Java is installed first.
     """

@@ -29,7 +29,7 @@ class InvalidOptionError(ValueError):
 
 
 class OtherModeError(InvalidOptionError):
-    """A batch query has an option of streaming queries, or the reverse."""
+    """A batch query has an option for streaming queries, or vice versa."""
 
 
 class DataLossError(RuntimeError):
@@ -67,7 +67,7 @@ class OffsetRange:
 
 
 def offsets_to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """Return `{topic: {partition as text: offset}}`, the form of Spark's Kafka connector, sorted."""
+    """Return `{topic: {partition as string: offset}}`, sorted, as in Spark's Kafka connector."""
     document: dict[str, dict[str, int]] = {}
     for (topic, partition), offset in sorted(offsets.items()):
         document.setdefault(topic, {})[str(partition)] = offset
@@ -75,7 +75,7 @@ def offsets_to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str
 
 
 def offsets_from_json(document: Mapping[str, Mapping[str, int]]) -> Offsets:
-    """Return the offsets by partition of a document that `offsets_to_json` returned."""
+    """Convert a document from `offsets_to_json` back to offsets by partition."""
     return {
         TopicPartition(topic, int(partition)): int(offset)
         for topic, partitions in document.items()
@@ -86,7 +86,7 @@ def offsets_from_json(document: Mapping[str, Mapping[str, int]]) -> Offsets:
 def parse_partition_numbers(option: str, text: str, *, least: int) -> Offsets:
     """Parse the JSON text `{"topic":{"0":123}}` of an option: offsets or timestamps by topic and partition.
 
-    Raises InvalidOptionError for other JSON, no topics, or a number below `least`.
+    Raises InvalidOptionError for text of another form, an empty object, or a number below `least`.
     """
     example = 'earliest, latest or {"topic":{"0":123}}' if least < 0 else '{"topic":{"0":1700000000000}}'
     document = _parse_json_object(option, text, example)
@@ -132,7 +132,7 @@ def limit_ranges(ranges: Iterable[OffsetRange], limit: int) -> list[OffsetRange]
     """Shorten ranges to at most `limit` offsets in total, each in proportion to its size.
 
     Rounding remainders go to the largest fractions, then to the largest ranges. The result has exactly `limit`
-    offsets if there are enough. A range that gets none stays as an empty range.
+    offsets if there are enough. A range that gets no offsets becomes empty.
     """
     pending = list(ranges)
     total = sum(each.size for each in pending)
@@ -148,7 +148,7 @@ def limit_ranges(ranges: Iterable[OffsetRange], limit: int) -> list[OffsetRange]
 def split_ranges(
     ranges: Iterable[OffsetRange], min_partitions: int | None, max_records: int | None
 ) -> list[OffsetRange]:
-    """Split ranges into pieces of at most `max_records` offsets. None sets no limit. Empty ranges are dropped.
+    """Split ranges into pieces of at most `max_records` offsets (None: no limit). Empty ranges are dropped.
 
     If the result has fewer than `min_partitions` pieces, each piece is cut further, in proportion to its size. The
     result then has at least `min_partitions` pieces, or one per offset. Pieces of a range have similar sizes.
@@ -167,7 +167,7 @@ def group_ranges(
 ) -> list[tuple[OffsetRange, ...]]:
     """Group ranges into at most `max_tasks` tasks of similar size. None means one task per range.
 
-    `leaders` has the broker id of each partition's leader. A task gets ranges of few leaders. In each task, adjacent
+    `leaders` has the broker id of each partition's leader. Each task has ranges of few leaders. Within a task, adjacent
     ranges of a partition are joined.
     """
     pending = list(ranges)

@@ -121,9 +121,9 @@ _COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def canonical(raw: Mapping[str, str], known: Iterable[str], refused: Mapping[str, str]) -> dict[str, str]:
-    """Return the options with documented spelling of their names, and stripped values.
+    """Return the options with names in their documented spelling and with stripped values.
 
-    Args: known: names of valid options, besides `kafka.*`; refused: reason by name of each unsupported option. Raises
+    `known`: names of valid options, besides `kafka.*`. `refused`: a dict of unsupported option to reason. Raises
     InvalidOptionError for unsupported and unknown options.
     """
     known = tuple(known)
@@ -156,9 +156,9 @@ def parse_bootstrap(options: Mapping[str, str]) -> str:
 def client_settings(
     options: Mapping[str, str], kind: type[Config], defaults: Mapping[str, str], *, but: Collection[str] = ()
 ) -> dict[str, str]:
-    """Return the client configuration: `kafka.*` options without prefix, over `defaults`.
+    """Return the client configuration: the `kafka.*` options without their prefix, which override `defaults`.
 
-    Args: kind: configuration class that validates the result; but: options to leave out. Raises InvalidOptionError.
+    `kind`: configuration class that validates the result. `but`: options to leave out. Raises InvalidOptionError.
     """
     config = dict(defaults)
     for name, value in options.items():
@@ -175,7 +175,10 @@ def client_settings(
 def parse_bool(
     options: Mapping[str, str], name: str, *, default: bool, words: tuple[str, str] = ("false", "true")
 ) -> bool:
-    """Return an option that is one of two `words` (false, true; ignoring case) as bool. Raises InvalidOptionError."""
+    """Return an option that is one of the two `words` (false, true) as a bool. Ignores case.
+
+    Raises InvalidOptionError.
+    """
     value = options.get(name, words[default]).lower()
     if value not in words:
         raise InvalidOptionError(name, f"must be {words[1]} or {words[0]}, got {value!r}")
@@ -203,14 +206,14 @@ def parse_duration_ms(options: Mapping[str, str], name: str, *, default_ms: int)
 
 
 class Mode(Enum):
-    """Whether a query is a batch or a streaming query. Some options exist in one mode only."""
+    """Batch or streaming query. Some options exist in only one mode."""
 
     BATCH = "batch"
     STREAM = "streaming"
 
 
 class BoundKind(Enum):
-    """How an option specifies the start or end of a query: by keyword, by offsets, by one timestamp or by several."""
+    """How an option specifies the start or end of a query: by keyword, offsets, one timestamp or several timestamps."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -223,8 +226,8 @@ class BoundKind(Enum):
 class Bound:
     """Start or end of a query.
 
-    `positions` has an offset (OFFSETS; -2 earliest, -1 latest) or a timestamp in ms (TIMESTAMPS) per partition,
-    `timestamp_ms` one timestamp for all (TIMESTAMP). `option` is the option's name for error messages.
+    `positions` has an offset (OFFSETS; -2 earliest, -1 latest) or a timestamp in ms (TIMESTAMPS) for each partition.
+    `timestamp_ms` is one timestamp for all (TIMESTAMP). `option` is the option's name, for error messages.
     """
 
     kind: BoundKind
@@ -299,7 +302,7 @@ def parse_options(raw: Mapping[str, str], mode: Mode) -> SourceOptions:
 
 
 def _parse_tasks(options: Mapping[str, str]) -> tuple[int | None, int | None, int | None]:
-    """Return minPartitions, maxRecordsPerPartition and maxTasks, None if not set. Raises InvalidOptionError."""
+    """Return minPartitions, maxRecordsPerPartition and maxTasks; None if not set. Raises InvalidOptionError."""
     least, longest = parse_positive(options, "minPartitions"), parse_positive(options, "maxRecordsPerPartition")
     most = parse_positive(options, "maxTasks")
     if most is not None and longest is not None:
@@ -384,7 +387,7 @@ def _parse_bound(options: Mapping[str, str], side: str, default: str) -> Bound:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Validated options of a write. Without `topic` each row names its topic. Only batch writes have a `batch_id`."""
+    """Validated options of a write. Without `topic`, each row names its topic. Only batch writes have a `batch_id`."""
 
     bootstrap: str
     topic: str | None
@@ -406,7 +409,7 @@ def _check_acknowledged(options: Mapping[str, str]) -> None:
 
 
 def parse_write_options(raw: Mapping[str, str], mode: Mode) -> WriteOptions:
-    """Validate the options of a write. Raises InvalidOptionError, which names the option.
+    """Validate the options of a write. Raises InvalidOptionError.
 
     The result always enables the idempotent producer with acks=all.
     """
@@ -437,10 +440,10 @@ def parse_write_options(raw: Mapping[str, str], mode: Mode) -> WriteOptions:
 
 
 def check_columns(columns: Mapping[str, str], options: WriteOptions) -> None:
-    """Check that rows with these columns (name to Spark type name) can be written. Columns of other names are ignored.
+    """Check that rows with these columns (name to Spark type name) can be written. Other columns are ignored.
 
-    Raises InvalidOptionError if neither the option nor the column topic is present, ValueError for a missing column
-    value or a wrong type.
+    Raises InvalidOptionError without an option or a column `topic`, ValueError if the column `value` is missing
+    or a column has the wrong type.
     """
     if "value" not in columns:
         optional = ", ".join(name for name in _COLUMNS if name != "value")

@@ -32,7 +32,7 @@ class Cluster(Protocol):
     """
 
     def partitions(self) -> list[TopicPartition]:
-        """Return the partitions that the options select, sorted. Raises InvalidOptionError if one does not exist."""
+        """Return the partitions that the options select, sorted. Raises InvalidOptionError if any is missing."""
 
     def earliest_offsets(self, partitions: Collection[TopicPartition]) -> Offsets:
         """Return the log start offset of each partition."""
@@ -45,7 +45,7 @@ class Cluster(Protocol):
 
 
 class DataLoss:
-    """Receives reports of missing offsets. Raises DataLossError if `fail` is set, else counts and logs them."""
+    """Receives reports of missing offsets. Raises DataLossError if `fail` is set; otherwise counts and logs them."""
 
     def __init__(self, *, fail: bool) -> None:
         self._fail = fail
@@ -68,7 +68,7 @@ def resolve_bound(
 
     As in Spark's Kafka connector, an end timestamp after the last record means the end of the partition. A start
     timestamp after the last record raises InvalidOptionError unless `later_than_any_is_latest` is set (option
-    startingOffsetsByTimestampStrategy). Raises InvalidOptionError also if the bound names other partitions, KafkaError.
+    startingOffsetsByTimestampStrategy). Also raises InvalidOptionError if the bound names other partitions, KafkaError.
     """
     match bound.kind:
         case BoundKind.EARLIEST:
@@ -137,8 +137,8 @@ def plan_start(options: SourceOptions, cluster: Cluster, loss: DataLoss) -> Offs
 def plan_batch(options: SourceOptions, cluster: Cluster, loss: DataLoss) -> list[OffsetRange]:
     """Return one range per partition of a batch query; a range may be empty.
 
-    Offsets outside the log are reported to `loss` and left out. Raises InvalidOptionError, also if a start exceeds its
-    end, DataLossError, KafkaError.
+    Offsets outside the log are reported to `loss` and left out. Raises InvalidOptionError (also if a start exceeds its
+    end), DataLossError, KafkaError.
     """
     partitions = cluster.partitions()
     starts = resolve_bound(
@@ -184,9 +184,9 @@ def plan_latest(
 ) -> Offsets:
     """Return the end of the next micro-batch: `latest`, or less to stay within `limit` offsets.
 
-    A new partition starts at its earliest offset. Two cases are reported to `loss`, which may raise DataLossError. A
-    partition that ends before the query's position (truncated or recreated): its end is `latest`. A deleted
-    partition: the result does not contain it.
+    A new partition starts at its earliest offset. Two cases are reported to `loss`, which may raise DataLossError. If
+    a partition ends before the query's position (truncated or recreated), its end is `latest`. If a partition was
+    deleted, the result does not contain it.
     """
     gone = sorted(start.keys() - latest.keys())
     if gone:
@@ -212,8 +212,8 @@ def count_new(start: Offsets, end: Offsets, earliest_of_new: Offsets) -> int:
 def plan_stream(start: Offsets, end: Offsets, earliest_of_new: Offsets, loss: DataLoss) -> list[OffsetRange]:
     """Return one range per partition of a micro-batch; a range may be empty.
 
-    Reports to `loss`, which may raise DataLossError, a new partition that does not begin at offset 0 and a partition
-    that ends before the query's position.
+    Reports a new partition that does not begin at offset 0, and a partition that ends before the query's position, to
+    `loss`, which may raise DataLossError.
     """
     ranges = []
     for partition, last in sorted(end.items()):

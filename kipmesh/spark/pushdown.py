@@ -72,7 +72,7 @@ class Pushdown:
     first_time_ms: int | None = None
 
     def take(self, filters: Iterable[Filter]) -> list[Filter]:
-        """Add filters to the bounds; return the filters that the bounds do not fully decide: Spark must apply them."""
+        """Add filters to the bounds. Return those that the bounds do not fully decide: Spark must apply them."""
         return [each for each in filters if not self._decides(each)]
 
     def _decides(self, filter_: Filter) -> bool:
@@ -147,7 +147,7 @@ class Pushdown:
     def narrow(self, ranges: Iterable[OffsetRange], cluster: Times) -> list[OffsetRange]:
         """Return the parts of the ranges that lie within the bounds, without empty ranges.
 
-        Queries `cluster` only for a lower bound of time, and then raises the errors of `offsets_for_times`.
+        Queries `cluster` only if there is a lower time bound, and then raises the errors of `offsets_for_times`.
         """
         left = []
         for each in ranges:

@@ -69,14 +69,14 @@ class RangePartition(InputPartition):
 
 
 class _Executor:
-    """Base class of readers: the part that runs on executors."""
+    """Base class of the readers, with the code that runs on executors."""
 
     _options: SourceOptions
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one task in Arrow batches.
 
-        Yields nothing for an `InputPartition` that is no `RangePartition`, which Spark passes if a query has no tasks.
+        Yields nothing for an `InputPartition` that is not a `RangePartition`, which Spark passes if there are no tasks.
         Raises KafkaError, DataLossError, InvalidOptionError for a deleted topic, CorruptRecordError.
         """
         if not isinstance(partition, RangePartition):
@@ -111,8 +111,8 @@ class KipmeshReader(_Executor, DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Plan the tasks: one per partition with records.
 
-        minPartitions and maxRecordsPerPartition may require more, maxTasks fewer. Raises InvalidOptionError,
-        DataLossError, KafkaError.
+        There may be more because of minPartitions and maxRecordsPerPartition, or fewer because of maxTasks.
+        Raises InvalidOptionError, DataLossError, KafkaError.
         """
         from kipmesh.spark.cluster import ClusterConnection
 
@@ -133,12 +133,12 @@ class FilterTaker:
         self.__func__ = DataSourceReader.pushFilters
 
     def __call__(self, filters: list[Filter]) -> list[Filter]:
-        """Return the filters that Spark must apply: all, or those not decided by planning if pushFilters is set."""
+        """Return the filters that Spark must apply: all, or if pushFilters is set, those not decided by planning."""
         return self._reader.pushdown.take(filters) if self._reader.pushes_filters else filters
 
 
 class _StreamReader(_Executor, DataSourceStreamReader):
-    """The part of a streaming reader common to pyspark 4.1 and 4.2. Spark runs it in a process beside the driver."""
+    """The part of a streaming reader common to pyspark 4.1 and 4.2. Spark runs it in a process next to the driver."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -164,7 +164,7 @@ class _StreamReader(_Executor, DataSourceStreamReader):
         return offsets_to_json(plan_start(self._options, self._cluster, self._loss))
 
     def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
-        """Plan the tasks that read from `start` to `end`, a micro-batch.
+        """Plan the tasks of a micro-batch, which read from `start` to `end`.
 
         Raises DataLossError, KafkaError, InvalidOptionError if the topic of a new partition was deleted.
         """
@@ -265,7 +265,7 @@ def refuse_read_limits(options: SourceOptions) -> None:
 
 
 def arrow_schema(*, include_headers: bool, include_record_id: bool = False) -> pa.Schema:
-    """Return the columns of Spark's Kafka connector as Arrow types, and the column recordId if wanted."""
+    """Return the columns of Spark's Kafka connector as an Arrow schema, and the column recordId if wanted."""
     import pyarrow as pa
 
     fields = [

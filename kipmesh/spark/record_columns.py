@@ -31,7 +31,7 @@ _WALK_MAX: Final = 4096
 
 
 class Spans(NamedTuple):
-    """Positions of a field's first byte and of its end in the buffer, one per field. A null field has equal bounds."""
+    """Start and end positions of fields in the buffer, one pair per field. A null field has equal bounds."""
 
     starts: Numbers
     ends: Numbers
@@ -39,7 +39,7 @@ class Spans(NamedTuple):
 
 
 class RecordHeaders(NamedTuple):
-    """Headers of all records in order: their count per record, and the bounds of their keys and values."""
+    """Headers of all records in order: the number per record, and the bounds of the keys and values."""
 
     counts: Numbers
     keys: Spans
@@ -119,7 +119,7 @@ def _next_record(data: bytes, position: int) -> int:
 
 
 def _run_of_one_size(octets: Octets, position: int, size: int, end: int) -> int:
-    """Return how many successive records from `position` on have the length field of the first one, at least 1."""
+    """Return how many records from `position` on have the same length field as the first one; at least 1."""
     count = (end - position) // size
     if count < 2:
         return 1

@@ -54,7 +54,7 @@ def _append(parts: list[bytes], content: bytes | None) -> None:
 
 
 class RowNames:
-    """Names the rows of one run of the task with number `task`. Needs 8 bytes of memory per row."""
+    """Names the rows of one attempt of task number `task`. Needs 8 bytes of memory per row."""
 
     def __init__(self, task: int) -> None:
         self._task = task
@@ -71,7 +71,7 @@ class RowNames:
         return [b"%d-%016x-%d" % (task, h, n) for h, n in zip(hashes.tolist(), counts.tolist(), strict=True)]
 
     def _counts(self, hashes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return how often each hash occurred in earlier calls and before it in `hashes`; remember these hashes."""
+        """Remember these hashes. Return how often each occurred before, in earlier calls or earlier in `hashes`."""
         order = np.argsort(hashes, kind="stable")
         ordered = hashes[order]
         counts = np.empty(len(hashes), dtype=np.int64)
@@ -90,9 +90,9 @@ def without_names(headers: Sequence[Header]) -> list[Header]:
 
 
 def record_id(topic: str, partition: int, offset: int, headers: Sequence[Header]) -> str:
-    """Return an id that all copies of a row share: `<topic>/<batch>/<row>`, from the headers of `kipmesh.spark`.
+    """Return an id that all copies of a row share: `<topic>/<batch>/<row>`, from headers that `kipmesh.spark` wrote.
 
-    Without these two headers the id is `<topic>-<partition>-<offset>`, unique to the record.
+    Without these headers, the id is `<topic>-<partition>-<offset>`, unique to the record.
     """
     batch = row = None
     for name, content in headers:

@@ -40,8 +40,8 @@ def local_session(
 ) -> SparkSession:
     """Start Spark on this machine, or return the running session.
 
-    `format("kipmesh")` is registered, and streaming queries may start concurrently. Args: work_dir: directory for
-    Spark's files and `spark.log`; cores: default of spark.master; memory: driver memory, such as 1g; settings: Spark
+    `format("kipmesh")` is registered, and streaming queries may start concurrently. `work_dir`: directory for Spark's
+    files and `spark.log`. `cores`: default for spark.master. `memory`: driver memory, for example 1g. `settings`: Spark
     settings that take precedence. Installs Java if necessary. Raises JavaMissingError if that fails.
     """
     os.environ["JAVA_HOME"] = str(ensure_java())
@@ -90,9 +90,9 @@ def _launch_jvm(settings: Mapping[str, str], work_dir: Path) -> None:
 
 
 def home_without_zip(home: Path) -> Path:
-    """Create and return a SPARK_HOME of links, without the zip of pyspark, so that workers import the installed one.
+    """Create and return a SPARK_HOME of links without pyspark's zip file, so that workers import the installed pyspark.
 
-    A zip has no compiled modules, so each worker would compile pyspark, which dominates its start time. Spark waits
+    A zip has no compiled modules, so each worker would compile pyspark, which takes most of its start time. Spark waits
     only ten seconds for a worker.
     """
     import pyspark

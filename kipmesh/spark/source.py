@@ -69,7 +69,8 @@ class KipmeshDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a batch query.
 
-        Raises InvalidOptionError, also for `overwrite`, ValueError for a missing column value or a wrong column type.
+        Raises InvalidOptionError, also for `overwrite`. Raises ValueError if the column `value` is missing or a column
+        has the wrong type.
         """
         if overwrite:
             raise InvalidOptionError("mode", "must be append, got overwrite: a topic can only be appended to")
@@ -78,9 +79,10 @@ class KipmeshDataSource(DataSource):
         return KipmeshWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """Return the writer of a streaming query. In output mode complete each batch appends its whole result.
+        """Return the writer of a streaming query. In output mode `complete`, each batch appends its whole result.
 
-        `overwrite` is ignored. Raises InvalidOptionError, ValueError for a missing column value or a wrong column type.
+        `overwrite` is ignored. Raises InvalidOptionError, or ValueError if the column `value` is missing or a column
+        has the wrong type.
         """
         options = parse_write_options(dict(self.options), Mode.STREAM)
         check_columns(_types(schema), options)

@@ -147,7 +147,7 @@ def _headers(values: list[dict[str, Any] | None] | None) -> list[Header]:
 
 
 class _Sender:
-    """A started producer and the records that are not yet acknowledged."""
+    """A running producer and its records that are not yet acknowledged."""
 
     def __init__(self, options: WriteOptions) -> None:
         from kipmesh.client.sync import Producer
@@ -159,7 +159,7 @@ class _Sender:
     def send(self, rows: list[Row], batch: bytes, names: RowNames | None) -> None:
         """Send rows; blocks while the producer's buffer is full. Adds name headers unless `names` is None.
 
-        Raises the KafkaError of a row, possibly of an earlier call, that has already failed.
+        If a row of this or an earlier call has already failed, raises its KafkaError.
         """
         ids = [None] * len(rows) if names is None else names.take(rows)
         send, append = self.producer.send, self._pending.append
