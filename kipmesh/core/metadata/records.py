@@ -68,7 +68,7 @@ def encode_record(record: Record, version: int | None = None) -> bytes:
 
 
 def _encode_new_partition(record: PartitionRecord) -> bytes | None:
-    """Return the frame of a partition of the common shape, or None for another shape."""
+    """Return the frame of a partition that has the common shape, or None if it has another shape."""
     if (
         record.removing_replicas
         or record.adding_replicas
@@ -85,8 +85,8 @@ def _encode_new_partition(record: PartitionRecord) -> bytes | None:
 
 
 def decode_record(data: bytes) -> Record:
-    """Return the record of a frame. Raises CorruptRecordError for malformed bytes and for an unknown type or version,
-    which its message names."""
+    """Return the record in a frame. Raises CorruptRecordError for malformed bytes, and for an unknown type or version,
+    which the error message names."""
     partition = decode_partition(data)
     if partition is not None:
         return PartitionRecord(*partition)
@@ -122,14 +122,14 @@ _UUID_BYTES = 16
 
 @lru_cache(maxsize=1024)
 def _shape(replicas: int, isr: int, directories: int) -> struct.Struct:
-    """Return the layout of a frame with these counts: prefix, partition, topic id, replicas, ISR, empty arrays, leader,
-    epochs, directories, tag count."""
+    """Return the layout of a frame with these numbers of elements. Its fields are prefix, partition, topic id,
+    replicas, ISR, empty arrays, leader, epochs, directories, tag count."""
     return struct.Struct(f">3si16sB{replicas}iB{isr}i2siiiB{directories * _UUID_BYTES}sB")
 
 
 @lru_cache(maxsize=4096)
 def _shared(directories: bytes) -> tuple[bytes, ...]:
-    """Split concatenated directory ids. Equal ids are one object while they are cached, to save memory."""
+    """Split concatenated directory ids. While cached, equal ids share one object to save memory."""
     return tuple([_shared_id(directories[at : at + _UUID_BYTES]) for at in range(0, len(directories), _UUID_BYTES)])
 
 
@@ -172,8 +172,8 @@ def encode_partition(
 
 
 def decode_partition(data: bytes) -> tuple[Any, ...] | None:
-    """Return the first eleven fields of the PartitionRecord in the frame `data`, in declared order, or None if it does
-    not have the common shape."""
+    """Return the first eleven fields of the PartitionRecord in the frame `data`, in declaration order, or None if the
+    record does not have the common shape."""
     if data[:3] != _PREFIX:
         return None
     try:

@@ -30,7 +30,7 @@ CHECKS = 4
 
 @dataclass(slots=True)
 class Session:
-    """One broker's session. Times are ms of a monotonic clock."""
+    """One broker's session. Times are in ms, from a monotonic clock."""
 
     broker_epoch: int
     last_contact_ms: int
@@ -51,7 +51,7 @@ class Session:
 
 
 class BrokerSessions:
-    """The sessions of all brokers. Times are ms of one monotonic clock."""
+    """The sessions of all brokers. Times are in ms, all from the same monotonic clock."""
 
     def __init__(self, timeout_ms: int, loss_timeout_ms: int = 0) -> None:
         self.timeout_ms = timeout_ms
@@ -62,7 +62,7 @@ class BrokerSessions:
         self._checked_ms = 0
 
     def is_confirmed(self, broker_id: int) -> bool:
-        """Return whether the broker has used its session, which may have expired meanwhile. False without a session."""
+        """Return whether the broker has a session and has used it. The session may have expired since."""
         session = self._sessions.get(broker_id)
         return session is not None and session.confirmed
 
@@ -75,8 +75,8 @@ class BrokerSessions:
     ) -> Session:
         """Record a heartbeat or registration of the broker, and return its session.
 
-        A session of another broker epoch is replaced. `connection` is the id of the connection that carried the
-        heartbeat, or 0 if its end is not reported to `disconnected`.
+        Replaces a session that has another broker epoch. `connection` is the id of the connection that carried the
+        heartbeat, or 0 if `disconnected` will not be called for it.
         """
         session = self._sessions.get(broker_id)
         if session is None or session.broker_epoch != broker_epoch:
@@ -94,10 +94,10 @@ class BrokerSessions:
         self._sessions.pop(broker_id, None)
 
     def disconnected(self, broker_id: int, connection: int, now_ms: int) -> bool:
-        """Record the end of a connection that carried heartbeats. Return whether the broker is missing since then,
+        """Record the end of a connection that carried heartbeats. Return whether the broker is missing as a result,
         which starts its loss timeout.
 
-        False if the broker has another such connection or is missing already, or `loss_timeout_ms` is 0.
+        Returns False if the broker has another such connection or was already missing, or if `loss_timeout_ms` is 0.
         """
         session = self._sessions.get(broker_id)
         if session is None or connection not in session.connections:
@@ -106,13 +106,13 @@ class BrokerSessions:
         return not session.connections and self._mark_missing(session, now_ms)
 
     def unconfirmed(self) -> list[int]:
-        """Return the ids of brokers whose session was granted and has had no heartbeat or registration yet."""
+        """Return the ids of brokers that have not sent a heartbeat or registered since their session was granted."""
         return [broker_id for broker_id, session in self._sessions.items() if not session.confirmed]
 
     def refused(self, broker_id: int, now_ms: int) -> bool:
         """Record that the broker's address refuses connections. Return whether that starts its loss timeout.
 
-        Ignored (False) for a broker without a session, one that has used its session or is missing already, and if
+        Does nothing and returns False if the broker has no session, has used its session or is already missing, or if
         `loss_timeout_ms` is 0.
         """
         session = self._sessions.get(broker_id)
@@ -126,7 +126,7 @@ class BrokerSessions:
         return True
 
     def _record_check(self, now_ms: int) -> None:
-        """Restart the loss timeouts if the last check is too long ago: the controller may have missed heartbeats while
+        """Restart the loss timeouts if the last check was too long ago: the controller may have missed heartbeats while
         it was stalled."""
         if now_ms - self._checked_ms > 2 * self.check_interval_ms:
             for broker_id in self.missing():
@@ -139,8 +139,8 @@ class BrokerSessions:
         return frozenset([each for each, session in self._sessions.items() if session.missing_since_ms is not None])
 
     def is_live(self, broker_id: int, now_ms: int) -> bool:
-        """Return whether the broker sent a heartbeat or registered within `timeout_ms` and is not missing. False
-        without a session."""
+        """Return whether the broker sent a heartbeat or registered within `timeout_ms` and is not missing. Returns
+        False without a session."""
         session = self._sessions.get(broker_id)
         return (
             session is not None
@@ -150,8 +150,8 @@ class BrokerSessions:
         )
 
     def expired(self, now_ms: int) -> list[int]:
-        """Return the ids of brokers whose sessions have expired, earliest expiry first. The sessions stay until `grant`
-        or `end`. Call it at `next_deadline_ms`."""
+        """Return the ids of brokers whose sessions have expired, earliest expiry first. The sessions remain until
+        `grant` or `end` is called. Call this method at `next_deadline_ms`."""
         if self.missing():
             self._record_check(now_ms)
         ended = []
@@ -164,7 +164,7 @@ class BrokerSessions:
         return [broker_id for _, broker_id in sorted(ended)]
 
     def next_deadline_ms(self) -> int | None:
-        """Return the time of the next call to `expired` if no heartbeat arrives before, or None without sessions."""
+        """Return when to call `expired` next if no heartbeat arrives before then, or None if there are no sessions."""
         if not self._sessions:
             return None
         first = min(session.last_contact_ms for session in self._sessions.values()) + self.timeout_ms
@@ -180,7 +180,7 @@ class BrokerSessions:
 
     def least_metadata_offset(self, broker_ids: Iterable[int]) -> int | None:
         """Return the lowest metadata offset that these brokers have reported as applied (-1 for a broker without a
-        session), or None for no brokers."""
+        session), or None if there are no brokers."""
         offsets = [
             session.metadata_offset if (session := self._sessions.get(broker_id)) else -1 for broker_id in broker_ids
         ]

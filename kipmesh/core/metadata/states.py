@@ -102,7 +102,7 @@ class TopicState:
 
 
 class LeaderExample(NamedTuple):
-    """A partition whose leader changed, to name in a log message. `before` and `after` are broker ids, or -1."""
+    """A partition whose leader changed, as an example for a log message. `before` and `after` are broker ids, or -1."""
 
     key: PartitionKey
     before: int
@@ -189,8 +189,8 @@ def partition_state(record: r.PartitionRecord) -> PartitionState:
 
 
 def new_directory(broker: BrokerState | None) -> bytes:
-    """Return the log directory id for a new replica: the broker's only one, or zeros if the broker will choose or is
-    None."""
+    """Return the log directory id for a new replica: the id of the broker's only directory, or zeros if the broker is
+    None or will choose a directory itself."""
     return broker.log_dirs[0] if broker is not None and len(broker.log_dirs) == 1 else r.ZERO_UUID
 
 
@@ -208,8 +208,8 @@ def lost_replicas(state: PartitionState) -> frozenset[int]:
 
 
 def apply_change(state: PartitionState, record: r.PartitionChangeRecord) -> PartitionState:
-    """Return the partition after the change: one more partition epoch, and one more leader epoch if the record names a
-    leader, even the same or none."""
+    """Return the state after the change. This increments the partition epoch, and also the leader epoch if the record
+    sets a leader, even to the same leader or to none."""
 
     def new(part: Sequence[int] | None, before: Sequence[int]) -> Sequence[int]:
         return before if part is None else tuple(part)
@@ -247,5 +247,5 @@ def broker_state(record: r.RegisterBrokerRecord) -> BrokerState:
 
 
 def metric_name(topic_name: str) -> str:
-    """Return the topic name as in metric names: with `_` for each `.`."""
+    """Return the topic name as used in metric names, with each `.` replaced by `_`."""
     return topic_name.replace(".", "_")

@@ -26,8 +26,8 @@ Replicas = Sequence[int]
 
 
 def check_topic_name(name: str) -> None:
-    """Raise KafkaError(INVALID_TOPIC_EXCEPTION) unless the name is valid in Kafka: 1 to 249 of a-z, A-Z, 0-9, . _ - and
-    not `.` or `..`"""
+    """Raise KafkaError(INVALID_TOPIC_EXCEPTION) unless the name is valid in Kafka: 1 to 249 characters from a-z, A-Z,
+    0-9, `.`, `_` and `-`, but neither `.` nor `..` as the whole name."""
     fault = None
     if not name or name in (".", ".."):
         fault = f"topic name {name!r} is empty, '.' or '..'"
@@ -191,8 +191,8 @@ def _partition_records(
 def delete_topics(controller: ControllerState, request: m.DeleteTopicsRequest) -> Decision[m.DeleteTopicsResponse]:
     """Decide DeleteTopics: delete topics by name or id.
 
-    Error codes per topic: INVALID_REQUEST (named twice, by name and id, or `__cluster_metadata`),
-    UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID.
+    Error codes per topic: INVALID_REQUEST (a topic that is named twice or by both name and id, or
+    `__cluster_metadata`), UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID.
     """
     records: list[r.Record] = []
     results = []
