@@ -24,12 +24,12 @@ _COUNT = MAX_INT32 + 1
 
 
 def sequence_after(sequence: int, records: int) -> int:
-    """Return the sequence `records` after `sequence`, with wrap-around."""
+    """Return the sequence that is `records` after `sequence`, with wrap-around."""
     return (sequence + records) % _COUNT
 
 
 def sequence_before(sequence: int, records: int) -> int:
-    """Return the sequence `records` before `sequence`, with wrap-around."""
+    """Return the sequence that is `records` before `sequence`, with wrap-around."""
     return (sequence - records) % _COUNT
 
 
@@ -97,9 +97,9 @@ class _Producer:
 class ProducerStates:
     """State of a partition's idempotent producers; classifies their batches as Apache Kafka 4.x does.
 
-    A producer id has one epoch and the last five batches of that epoch. A repeated batch is a duplicate and gets its
-    first offset. Any other batch must follow the last one, or start at 0 in a newer epoch. A batch of an unknown or
-    forgotten producer id is accepted with any sequence. Followers accept what the leader accepted.
+    Each producer id has one epoch and the last five batches of that epoch. A repeated batch is a duplicate and gets the
+    offset of the original. Any other batch must follow the last one, or start at 0 in a newer epoch. A batch of an
+    unknown or forgotten producer id is accepted with any sequence. Followers accept what the leader accepted.
 
     Invariants: the state follows from the log's batches in order, so leader and followers agree except for forgotten
     producers; batches of a producer belong to its current epoch, oldest first, and the last one is its last in the log.
@@ -154,7 +154,7 @@ class ProducerStates:
 
     def append(self, header: BatchHeader, base_offset: int, seen_ms: int) -> None:
         """Record that a producer's batch is in the log at `base_offset`. `seen_ms` is the time in ms that `expire`
-        compares.
+        compares with its limit.
 
         Control batches update only the epoch and the time. Batches of an older epoch are ignored.
         """
@@ -176,7 +176,8 @@ class ProducerStates:
             del batches[0]
 
     def truncate(self, end_offset: int) -> bool:
-        """Forget batches from `end_offset` on, after a truncation of the log. Return True if the state is correct then.
+        """Forget batches from `end_offset` on, after a truncation of the log. Return whether the state is correct
+        afterwards.
 
         Returns False, with the state unchanged, if the last batch of a producer before the truncation is not known. The
         caller must then rebuild the state.
@@ -196,8 +197,7 @@ class ProducerStates:
         return True
 
     def expire(self, seen_before_ms: int) -> int:
-        """Forget producers whose last batch was seen before `seen_before_ms`. Return the number of forgotten
-        producers."""
+        """Forget producers whose last batch was seen before `seen_before_ms`. Return how many were forgotten."""
         expired = [producer_id for producer_id, each in self._producers.items() if each.seen_ms < seen_before_ms]
         for producer_id in expired:
             del self._producers[producer_id]
@@ -206,14 +206,14 @@ class ProducerStates:
     # --- snapshots
 
     def entries(self) -> Iterator[ProducerEntry]:
-        """Yield one snapshot entry per producer: its last batch, or sequence and offset -1 if it has none in this
+        """Yield one snapshot entry per producer: its last batch, or -1 as sequence and offset if it has none in this
         epoch."""
         for producer_id, producer in self._producers.items():
             no_batch = WrittenBatch(NO_SEQUENCE, -1, 0, producer.seen_ms)
             yield ProducerEntry(producer_id, producer.epoch, *(producer.batches[-1] if producer.batches else no_batch))
 
     def load(self, entries: Iterable[ProducerEntry]) -> None:
-        """Replace the state by the entries of a snapshot; no entries for an empty log."""
+        """Replace the state with the entries of a snapshot. Pass no entries for an empty log."""
         self._producers.clear()
         for entry in entries:
             producer = self._producers[entry.producer_id] = _Producer(entry.epoch, -1, entry.timestamp)
@@ -223,11 +223,11 @@ class ProducerStates:
                 )
 
     def add_history(self, headers: Iterable[BatchHeader]) -> None:
-        """Add batches that precede the loaded snapshot in the log, in log order. Batches of unknown producers and other
+        """Add batches that precede the loaded snapshot in the log, in log order. Batches of unknown producers or other
         epochs are ignored.
 
-        A snapshot has only the last batch per producer. A producer with several batches in flight may repeat older
-        ones, which must also be recognized as duplicates.
+        A snapshot has only the last batch per producer. A producer with several batches in flight may resend older
+        batches, which must also be recognized as duplicates.
         """
         by_producer: dict[int, list[WrittenBatch]] = {}
         for header in headers:
@@ -299,14 +299,14 @@ class PartitionSequences:
     A batch keeps its sequence when it is sent again, so that the broker recognizes it (`ProducerStates`). The rules are
     those of Kafka's TransactionManager for idempotent producers:
 
-    - At most five batches from the oldest unresolved one on are in flight. Only the oldest is retried, alone; new
+    - At most five batches are in flight, counted from the oldest unresolved one. Only the oldest is retried, alone; new
       batches follow once it is resolved.
     - OUT_OF_ORDER_SEQUENCE_NUMBER for the oldest unresolved batch means a gap in the log: the epoch is bumped, and
-      unresolved batches start at 0 in the new one. For a later batch it means that an earlier one is missing, so it is
-      sent again.
+      unresolved batches start at 0 in the new one. For a later batch it means that an earlier one is missing, so the
+      later batch is sent again.
     - A batch that failed for good leaves a gap, with the same effect. An expired batch without a response may or may
-      not be written: no new batch is sent until the others are resolved. If its sequence was not reached by then, the
-      epoch is bumped.
+      not have been written: no new batch is sent until the others are resolved. If its sequence was not reached by
+      then, the epoch is bumped.
     - The epoch is bumped locally. After the last epoch a new producer id is needed. Other partitions switch once
       their batches are resolved.
 
@@ -335,11 +335,11 @@ class PartitionSequences:
     # --- sending
 
     def may_send(self, numbers: BatchSequence | None, leader_id: int, now_s: float) -> bool:
-        """Return whether the oldest waiting batch may be sent to this leader now. `numbers` is None before its first
-        send.
+        """Return whether the oldest waiting batch may be sent to this leader now. `numbers` is None if the batch has
+        not been sent before.
 
-        False without a producer id, or while the partition waits for a new epoch. A retry must be the oldest unresolved
-        batch.
+        Returns False without a producer id, or while the partition waits for a new epoch. A retry must be the oldest
+        unresolved batch.
         """
         if self._needs_new_epoch or self._producer.identity is None:
             return False
@@ -395,7 +395,8 @@ class PartitionSequences:
         self._acked_by, self._acked_s = leader_id, now_s
 
     def refused(self, numbers: BatchSequence, error: KafkaError) -> Verdict:
-        """Return the outcome of a batch after an error or a missing response. Call `abandoned` if it is not sent again.
+        """Return the outcome of a batch after an error or a missing response. Call `abandoned` if the batch will not be
+        sent again.
 
         WRITTEN for DUPLICATE_SEQUENCE_NUMBER, RETRY for OUT_OF_ORDER_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID and retriable
         errors, else FAILED.
@@ -416,8 +417,8 @@ class PartitionSequences:
         return Verdict.RETRY
 
     def abandoned(self, numbers: BatchSequence, *, is_certain: bool) -> None:
-        """Record that the batch is not sent again. `is_certain`: the batch is known not to be in the log. Ignored for a
-        resolved batch."""
+        """Record that the batch will not be sent again. `is_certain` means that it is known not to be in the log.
+        Ignored for a resolved batch."""
         if numbers not in self.unresolved:
             return
         self.unresolved.remove(numbers)
@@ -427,8 +428,8 @@ class PartitionSequences:
             self._bump()  # otherwise a later batch detects the gap, and earlier batches keep their sequences
 
     def split(self, numbers: BatchSequence, records: list[int]) -> list[BatchSequence]:
-        """Replace an unresolved batch that was too large by several with these record counts. Return their sequences.
-        Raises ValueError if the batch is resolved."""
+        """Split an unresolved batch that was too large into batches with these numbers of records. Return their
+        sequences. Raises ValueError if the batch is resolved."""
         parts: list[BatchSequence] = []
         sequence = numbers.base_sequence
         for count in records:
@@ -442,17 +443,17 @@ class PartitionSequences:
         return parts
 
     def request_done(self) -> list[BatchSequence]:
-        """Record the end of a request, after its outcome was reported. Return the batches that must not be sent again,
-        as `renumber_if_due` does."""
+        """Record that a request has ended and its outcome was reported. Like `renumber_if_due`, return the batches that
+        must not be sent again."""
         self._in_flight -= 1
         return self.renumber_if_due()
 
     def renumber_if_due(self) -> list[BatchSequence]:
-        """Start a new epoch if it is due and no request is in flight. Call it after `abandoned` and after a new
+        """Start a new epoch if it is due and no request is in flight. Call this after `abandoned` and after a change of
         producer id.
 
         Returns the batches that must not be sent again, because an earlier request may have written them; usually none.
-        They are no longer unresolved.
+        These batches no longer count as unresolved.
         """
         if self._may_have_gap and not self.unresolved and not self._in_flight:
             self._may_have_gap = False
@@ -470,7 +471,8 @@ class PartitionSequences:
         return dropped
 
     def _bump(self) -> None:
-        """End this epoch in this partition, and switch the producer to the next epoch unless another partition did."""
+        """End this epoch in this partition, and switch the producer to the next epoch unless another partition has
+        already done so."""
         if not self._needs_new_epoch:
             self._needs_new_epoch = True
             if self._identity == self._producer.identity:
@@ -497,12 +499,12 @@ class ProducerSequences:
         return sequences
 
     def set_identity(self, producer_id: int, epoch: int) -> None:
-        """Set the producer id and epoch that a broker assigned. Call `PartitionSequences.renumber_if_due` for the
-        waiting partitions next."""
+        """Set the producer id and epoch that a broker assigned. Next, call `PartitionSequences.renumber_if_due` for the
+        waiting partitions."""
         self.identity = (producer_id, epoch)
 
     def bump(self) -> None:
-        """Switch to the next epoch. After the last epoch `identity` is None until `set_identity`."""
+        """Switch to the next epoch. After the last epoch, `identity` is None until `set_identity` is called."""
         self.bumps += 1
         if self.identity is not None:
             producer_id, epoch = self.identity

@@ -41,8 +41,8 @@ TARGET_MIN_TOPICS = 20
 
 @dataclass(frozen=True, slots=True)
 class TrackerConfig:
-    """Thresholds of the tracker, in ms. `backoff_ms(n)` is the back-off in ms of a topic after `n` responses in a row
-    did not resolve it."""
+    """Thresholds of the tracker, in ms. `backoff_ms(n)` returns a topic's back-off in ms after `n` consecutive
+    responses that did not resolve it."""
 
     max_age_ms: int
     evict_ms: int
@@ -51,8 +51,8 @@ class TrackerConfig:
     mode: RefreshMode = "paced"
 
     def target_topics(self, cached_topics: int) -> int:
-        """Return the maximum topics of a non-urgent request (526-03), at least TARGET_MIN_TOPICS. At one request per 10
-        s it refreshes all `cached_topics` in `max_age_ms`."""
+        """Return the maximum number of topics in a non-urgent request (526-03), at least TARGET_MIN_TOPICS. One such
+        request every 10 s refreshes all `cached_topics` within `max_age_ms`."""
         return max(-(-10_000 * cached_topics // self.max_age_ms), TARGET_MIN_TOPICS)
 
 
@@ -100,7 +100,7 @@ class Pace:
     """Time of the next non-urgent request (526-11).
 
     Topics that started together reach half their maximum age together, and rule 526-07 alone would request them back to
-    back. Pacing sends each request as late as the slowest even pace allows at which every topic is requested before
+    back. Pacing instead spaces requests evenly, at the slowest pace at which every topic is requested before
     `metadata.max.age.ms`. The pace is computed from a histogram of refresh times, so its cost does not depend on the
     number of topics.
 
@@ -136,8 +136,8 @@ class Pace:
         self._last_ms = now_ms
 
     def next_ms(self, target_topics: int, oldest_refreshed_ms: float) -> float:
-        """Return the time in ms of the next non-urgent request, which has at most `target_topics` topics; in the past
-        if it is late.
+        """Return the time in ms of the next non-urgent request, which has at most `target_topics` topics. The time is
+        in the past if the request is late.
 
         With a request every d ms from the last one on (or from when the oldest topic is half aged), the request for the
         last topic of each bucket must precede the bucket's deadline. The largest such d is the pace.
@@ -192,7 +192,7 @@ def _oldest_refresh_ms(topics: _Places) -> float:
 
 
 class TopicTracker:
-    """Decides which topics of one producer to request, and when. Times are ms of one monotonic clock."""
+    """Decides which topics of one producer to request, and when. Times are in ms, all from the same monotonic clock."""
 
     def __init__(self, config: TrackerConfig) -> None:
         self._config = config
@@ -217,7 +217,7 @@ class TopicTracker:
         return replace(self._metrics, cached_topics=self._cached)
 
     def target_topics(self) -> int:
-        """Return the maximum topics of a non-urgent request now (526-03)."""
+        """Return the current maximum number of topics in a non-urgent request (526-03)."""
         return self._config.target_topics(self._cached)
 
     def place(self, name: str) -> Place | None:
@@ -226,7 +226,7 @@ class TopicTracker:
         return topic.place if topic is not None else None
 
     def attempts(self, name: str) -> int:
-        """Return the number of responses in a row that did not resolve the topic; 0 for an unknown topic."""
+        """Return the number of consecutive responses that did not resolve the topic, or 0 for an unknown topic."""
         topic = self._topics.get(name)
         return topic.attempts if topic is not None else 0
 
@@ -260,7 +260,8 @@ class TopicTracker:
         """Record that the topic's metadata is out of date or lacks a partition that a record needs, which makes it
         urgent. Ignored for a topic without metadata.
 
-        Within `retry.backoff.ms` of a response, that response did not resolve the topic, so it waits for the back-off.
+        If this happens within `retry.backoff.ms` of a response, that response counts as not resolving the topic, which
+        then waits for the back-off.
         """
         topic = self._topics.get(name)
         if topic is None or topic.refreshed_ms is None or topic.is_changed:
@@ -273,8 +274,8 @@ class TopicTracker:
     # --- requests
 
     def poll(self, now_ms: float) -> Step:
-        """Return the next step, and move topics that are due. `completed` or `failed` must follow for a returned
-        request."""
+        """Return the next step, and move topics that are due. If the step has a request, `completed` or `failed` must
+        be called for it."""
         self._evict(now_ms)
         self._move_due(now_ms)
         request = self._choose(now_ms) if self._request is None and now_ms >= self._not_before_ms else None
@@ -402,7 +403,7 @@ class TopicTracker:
     # --- time
 
     def _evict(self, now_ms: float) -> None:
-        """Drop topics with metadata that were unused for `metadata.evict.ms` (526-01)."""
+        """Drop topics with metadata that have been unused for `metadata.evict.ms` (526-01)."""
         while self._idle and (topic := next(iter(self._idle.values()))).used_ms + self._config.evict_ms <= now_ms:
             self._drop(topic)
             self._metrics.evictions += 1
