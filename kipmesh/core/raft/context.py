@@ -33,7 +33,7 @@ class RaftContext:
     """State of one replica. Only `kipmesh.core.raft` writes its attributes.
 
     Args: durable_end: end offset of the durable part of the log; latest_snapshot, earliest_snapshot: newest and oldest
-    snapshot on disk, `earliest_snapshot` defaults to the latest.
+    snapshot on disk (`earliest_snapshot` defaults to `latest_snapshot`).
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class RaftContext:
     def emit(self, effect: types.Effect) -> None:
         """Add an effect to the current step, preceded by `PersistElection` if the election changed.
 
-        An effect of `CHANGES_LOG` makes the machine wait for `LogChanged` or `AppendRejected`.
+        An effect in `CHANGES_LOG` makes the machine wait for `LogChanged` or `AppendRejected`.
         """
         self._persist()
         self._effects.append(effect)
@@ -168,7 +168,8 @@ class RaftContext:
         return effects
 
     def commit(self, offset: int) -> bool:
-        """Advance the high watermark to `offset` and emit `Committed`. Returns False if it is not below `offset`."""
+        """Advance the high watermark to `offset` and emit `Committed`. Returns False if it has already reached
+        `offset`."""
         if offset <= self.high_watermark:
             return False
         self.high_watermark = offset
@@ -176,7 +177,7 @@ class RaftContext:
         return True
 
     def restart_fetch_timeout(self) -> None:
-        """Set the deadline to now plus the fetch timeout, extended by jitter of up to a quarter of it."""
+        """Set the deadline to now plus the fetch timeout, extended by jitter of up to a quarter of that timeout."""
         timeout_ms = self.config.fetch_timeout_ms
         self.deadline_ms = self.now_ms + timeout_ms + int(self.jitter * timeout_ms / 4)
 
@@ -213,7 +214,7 @@ class RaftContext:
         return None
 
     def expire_requests(self) -> None:
-        """Give up requests whose timeout has passed, and back off from their peers."""
+        """Give up on requests whose timeout has passed, and back off from their peers."""
         for node_id, peer in self.peers.items():
             if peer.request_id and self.now_ms >= peer.deadline_ms:
                 peer.request_id = 0

@@ -143,10 +143,10 @@ def _node(state: State) -> str:
 
 
 def election_timeout_ms(config: RaftConfig, epochs_failed: int, jitter: float) -> int:
-    """Return the time until a voter without a leader becomes a candidate: 1 + `jitter` times the election timeout.
+    """Return the time until a voter without a leader becomes a candidate: the election timeout times (1 + `jitter`).
 
-    The timeout is `config.election_timeout_ms`. From the third consecutive epoch without a leader (`epochs_failed`) on,
-    each doubles it, up to 8 times the configured value: votes must become durable, and disks may be slow.
+    The timeout is `config.election_timeout_ms`. Starting with the third, each consecutive epoch without a leader
+    (`epochs_failed`) doubles it, up to 8 times the configured value: votes must become durable, and disks may be slow.
     """
     doublings = min(max(epochs_failed - _EPOCHS_BEFORE_DOUBLING, 0), _TIMEOUT_DOUBLINGS_MAX)
     timeout_ms = config.election_timeout_ms << doublings
@@ -166,9 +166,9 @@ def election_backoff_ms(config: RaftConfig, elections_lost: int, jitter: float) 
 def successor_backoff_ms(config: RaftConfig, position: int, successors: int) -> int:
     """Return the time until a follower of a resigned leader becomes a candidate.
 
-    `position` is its index in the list of `successors` preferred successors: 0 ms for the first, then doubling for
-    each. A follower that is not in the list (`position >= successors`) waits `config.election_backoff_max_ms`, or 0 ms
-    if the list is empty.
+    `position` is the follower's index in the list of preferred successors, whose length is `successors`. The first
+    successor waits 0 ms, and the time doubles for each one after the second. A follower that is not in the list
+    (`position >= successors`) waits `config.election_backoff_max_ms`, or 0 ms if the list is empty.
     """
     if position == 0:
         return 0
@@ -241,7 +241,7 @@ def become_candidate(context: RaftContext, cause: Cause) -> None:
 
 
 def resign(context: RaftContext) -> None:
-    """Resign leadership; preferred successors are the other voters, longest log first. Ignored unless leader."""
+    """Resign leadership, with the other voters as preferred successors, longest log first. Ignored unless leading."""
     if context.leadership is None:
         return
     context.successors = context.leadership.successors()
@@ -343,8 +343,8 @@ def on_quorum_epoch(context: RaftContext, request_id: int, partition: m.QuorumEp
 
     After EndQuorumEpoch, a follower of the sender becomes a candidate in `successor_backoff_ms`.
 
-    A request from another leader of the current epoch than the known one gets INVALID_REQUEST and changes nothing,
-    because it may be forged. If its sender really leads the epoch, the response makes it raise QuorumError
+    A sender other than the known leader of the current epoch gets INVALID_REQUEST, and its request changes nothing,
+    because it may be forged. If the sender really leads the epoch, the response makes it raise QuorumError
     (`observe_leader`).
     """
     error = _check_sender(context, partition.leader_id, partition.leader_epoch)

@@ -85,9 +85,9 @@ class Leadership:
     # -- fetches
 
     def replica(self, replica_id: int, now_ms: int) -> Replica | None:
-        """Return the progress of a voter or observer, adding a new observer.
+        """Return the progress of a voter or observer. Adds an observer that is not known yet.
 
-        None for a consumer (`replica_id` < 0), or if there are already `OBSERVERS_MAX` active observers.
+        Returns None for a consumer (`replica_id` < 0), or if there are already `OBSERVERS_MAX` active observers.
         """
         replica = self.voters.get(replica_id) or self.observers.get(replica_id)
         if replica is not None or replica_id < 0:
@@ -102,7 +102,7 @@ class Leadership:
     def mark_alive(self, replica_id: int, now_ms: int) -> None:
         """Record a Fetch or FetchSnapshot request of a voter. Ignored for observers and consumers.
 
-        When a majority, including the leader, has sent one, the check-quorum timeout restarts.
+        The check-quorum timeout restarts when the voters that have sent one form a majority together with the leader.
         """
         if replica_id not in self.voters:
             return

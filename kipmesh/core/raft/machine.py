@@ -48,8 +48,9 @@ class Machine(RaftContext):
     def step(self, event: types.Event, now_ms: int, jitter: float) -> list[types.Effect]:
         """Handle one event and return the effects in order.
 
-        Raises DriverError if one of `LogChanged` and `AppendRejected` is due and another event is given, or vice versa,
-        and for a DescribeQuorum response. Raises QuorumError or IllegalTransitionError if consensus is broken.
+        Raises DriverError for a DescribeQuorum response, for any other event while `LogChanged` or `AppendRejected` is
+        due, and for one of these two while neither is due. Raises QuorumError or IllegalTransitionError if consensus is
+        broken.
         """
         if self.awaits_log != isinstance(event, types.LogChanged | types.AppendRejected):
             expected = "LogChanged or AppendRejected" if self.awaits_log else "no log event"
@@ -61,7 +62,7 @@ class Machine(RaftContext):
         return self.take_effects()
 
     def next_deadline_ms(self) -> int | None:
-        """Return when `TimerFired` is due at the latest (monotonic ms), or None if no timer is needed."""
+        """Return the latest time (monotonic ms) at which `TimerFired` is due, or None if no timer is needed."""
         return min(self.deadlines(), default=None)
 
     def _handle(self, event: types.Event) -> None:

@@ -68,7 +68,7 @@ def _fetch_error(context: RaftContext, request: m.FetchRequest, fetch: m.FetchPa
 
 
 def fetch_position(context: RaftContext, fetch: m.FetchPartition) -> m.EpochEndOffset | m.SnapshotId | None:
-    """Return the diverging epoch of a fetch position, or the snapshot to fetch first; None if records can follow it."""
+    """Return the diverging epoch of a fetch position, the snapshot to fetch first, or None if records can follow."""
     log, offset, epoch = context.log, fetch.fetch_offset, fetch.last_fetched_epoch
     if (offset == 0 and epoch == 0 and log.log_start_offset == 0) or epoch < 0:
         return None
@@ -135,7 +135,7 @@ def _respond_to_waiting(context: RaftContext, leadership: Leadership) -> None:
 
 
 def advance_leader(context: RaftContext, leadership: Leadership) -> None:
-    """Advance the high watermark to the offset that a majority of voters has, and then respond to waiting fetches."""
+    """Advance the high watermark to the offset that a majority of voters has, then respond to waiting fetches."""
     if context.commit(leadership.committed_offset(context.durable_end)):
         _respond_to_waiting(context, leadership)
 
@@ -158,7 +158,7 @@ def poll_leader(context: RaftContext, leadership: Leadership) -> None:
 
 
 def on_append(context: RaftContext, token: int, batch: bytes, epoch: int) -> None:
-    """Append a batch of the active controller; NOT_LEADER_OR_FOLLOWER if this node does not lead `epoch`."""
+    """Append a batch of the active controller, or refuse it (NOT_LEADER_OR_FOLLOWER) unless this node leads `epoch`."""
     if context.state is State.LEADER and epoch == context.epoch:
         context.emit(types.AppendAsLeader(token, batch, epoch))
     else:
@@ -219,13 +219,13 @@ def poll_follower(context: RaftContext) -> None:
 def probe_ms(config: RaftConfig) -> int:
     """Return the time until an observer without a leader sends Fetch to another voter, in ms.
 
-    A fifth of the election timeout, at least the retry backoff.
+    This is a fifth of the election timeout, but at least the retry backoff.
     """
     return max(config.retry_backoff_ms, config.election_timeout_ms // 5)
 
 
 def poll_unattached_observer(context: RaftContext) -> None:
-    """Send Fetch to one voter after the other until one names the leader. Tries the next one after `probe_ms`."""
+    """Send Fetch to one voter after another, `probe_ms` apart, until one names the leader."""
     is_early = context.deadline_ms is None or context.now_ms < context.deadline_ms
     if is_early and any(peer.request_id for peer in context.peers.values()):
         return
@@ -237,7 +237,7 @@ def poll_unattached_observer(context: RaftContext) -> None:
 
 
 def may_fetch(context: RaftContext) -> bool:
-    """Whether this replica may send Fetch: an observer always, a voter only if its log is durable up to its end."""
+    """Whether this replica may send Fetch: always for an observer, but for a voter only if its whole log is durable."""
     return not context.config.is_voter or context.durable_end >= context.log.log_end_offset
 
 

@@ -15,7 +15,7 @@ from kipmesh.messages import SnapshotId
 def oldest_snapshot(context: RaftContext) -> SnapshotId | None:
     """Return the earliest snapshot, or the latest if the earliest ends below the log start; None without snapshots.
 
-    Snapshots below a raised log start are about to be deleted, and do not tell the epoch at the log start.
+    Snapshots below a raised log start are about to be deleted, and do not reveal the epoch at the log start.
     """
     earliest = context.earliest_snapshot
     if earliest is not None and earliest.end_offset < context.log.log_start_offset:

@@ -108,8 +108,8 @@ class LogView(Protocol):
     def end_offset_for_epoch(self, epoch: int) -> m.EpochEndOffset:
         """Return the largest epoch at or below `epoch`, and its end offset.
 
-        Returns (-1, -1) if `epoch` is negative or above the latest epoch, or if the log is empty. Below all epochs,
-        returns `epoch` itself with the start offset of the first one.
+        Returns (-1, -1) if `epoch` is negative or above the latest epoch, or if the log is empty. If `epoch` is below
+        all epochs in the log, returns it with the start offset of the first one.
         """
         ...
 
@@ -188,7 +188,7 @@ class SnapshotServed(NamedTuple):
 
 
 class ResignRequested(NamedTuple):
-    """Resign leadership, for a shutdown or by the operator. Ignored unless this replica is the leader."""
+    """Resign leadership, for a shutdown or at the operator's request. Ignored unless this replica is the leader."""
 
 
 Event: TypeAlias = (
@@ -260,7 +260,7 @@ class Flush(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Send a request to a peer, then report `ResponseReceived`, `RequestFailed`, or nothing within `timeout_ms`."""
+    """Send a request to a peer, then report `ResponseReceived` or `RequestFailed`, or nothing after `timeout_ms`."""
 
     request_id: int
     node_id: int

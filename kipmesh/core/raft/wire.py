@@ -29,7 +29,7 @@ _RESPONSE_TYPES: dict[type[Request], type[Response]] = {
 
 
 def vote_request(config: RaftConfig, epoch: int, last_epoch: int, end_offset: int) -> m.VoteRequest:
-    """Return a Vote request in `epoch` of a candidate whose log ends at `end_offset` in `last_epoch`."""
+    """Return the Vote request of a candidate in `epoch` whose log ends at `end_offset` in epoch `last_epoch`."""
     partition = m.VotePartition(0, epoch, config.node_id, last_epoch, end_offset)
     return m.VoteRequest(config.cluster_id, (m.VoteTopic(CLUSTER_METADATA_TOPIC, (partition,)),))
 
@@ -43,7 +43,8 @@ def epoch_request(
 
 
 def fetch_request(config: RaftConfig, epoch: int, offset: int, last_epoch: int, log_start: int) -> m.FetchRequest:
-    """Return a Fetch request from `offset`. `last_epoch`: epoch of the record before it; `log_start`: own log start."""
+    """Return a Fetch request from `offset`. `last_epoch` is that of the record before `offset`; `log_start` is the log
+    start of this replica."""
     partition = m.FetchPartition(0, epoch, offset, last_epoch, log_start, config.fetch_max_bytes)
     return m.FetchRequest(
         cluster_id=config.cluster_id,
@@ -84,7 +85,7 @@ def error_response(request: Request, error: ErrorCode) -> Response:
 
 
 def vote_response(election: ElectionState, error: ErrorCode, *, granted: bool = False) -> m.VoteResponse:
-    """Return a Vote response with the leader and epoch of `election`; `granted`: the candidate gets the vote."""
+    """Return a Vote response with the leader and epoch of `election`. `granted` is whether the vote is granted."""
     partition = m.VotePartitionResponse(0, error, election.leader_id, election.epoch, granted)
     return m.VoteResponse(0, (m.VoteTopicResponse(CLUSTER_METADATA_TOPIC, (partition,)),))
 
@@ -116,7 +117,7 @@ def with_records(response: Response, records: bytes) -> m.FetchResponse:
 
 
 def only_response_partition(response: Response) -> ResponsePartition | None:
-    """Return the only partition of a response, or None unless it has exactly one, with index 0."""
+    """Return the only partition of a response, or None if it does not have exactly one, with index 0."""
     topics = response.responses if isinstance(response, m.FetchResponse) else response.topics
     match topics[0].partitions if len(topics) == 1 else ():
         case (
