@@ -226,8 +226,8 @@ class _Run:
         return ends
 
     async def _warm_up(self, workload: Workload, observer: Observer) -> None:
-        """Wait until each partition is written to and read by every consumer, and all replicas are in sync. Raises
-        ChaosError after 120 s.
+        """Wait until every partition has been written to and read by every consumer, and all replicas are in sync.
+        Raises ChaosError after 120 s.
         """
         deadline = asyncio.get_running_loop().time() + WARM_UP_TIMEOUT_S
         partitions = range(self.experiment.workload.partitions)
@@ -262,10 +262,10 @@ class _Run:
     async def _timed(
         self, injector: Injector, fault: Fault, earlier: Sequence[tuple[Fault, asyncio.Task[float]]]
     ) -> float:
-        """Run one fault at its time; return the time of the event loop when it ended.
+        """Run one fault at its scheduled time; return the event loop's time at its end.
 
-        `earlier` are the faults that end before this one in the file. If they end late on a busy machine, this fault
-        keeps its distance to their end and the run becomes longer.
+        `earlier` are the faults that, according to the file, end before this one starts. If they end late on a busy
+        machine, this fault starts later too, and the run becomes longer.
         """
         loop = asyncio.get_running_loop()
         due = planned = loop.time() + fault.at_s

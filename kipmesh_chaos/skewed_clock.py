@@ -29,7 +29,7 @@ def set_offset(file: Path, offset_s: float) -> None:
 
 
 def skew(file: Path) -> None:
-    """Make `time.time` and `time.time_ns` of this process add the offset in the file, as it changes. Raises OSError."""
+    """Make `time.time` and `time.time_ns` of this process add the current offset in the file. Raises OSError."""
     with file.open("rb") as stream:
         view = mmap.mmap(stream.fileno(), _OFFSET.size, access=mmap.ACCESS_READ)
     true_ns = time.time_ns

@@ -20,7 +20,7 @@ _Result = TypeVar("_Result")
 
 
 class ChaosError(Exception):
-    """A run cannot be done, or the cluster refused an operation. The message is one line."""
+    """A run is impossible, or the cluster refused an operation. The message is one line."""
 
 
 class Calls:
@@ -53,8 +53,8 @@ class Calls:
     async def run(
         self, method: Callable[_Params, _Result], /, *args: _Params.args, **kwargs: _Params.kwargs
     ) -> _Result:
-        """Run a blocking call in a thread, count it and return its result. Raises ChaosError after `end`, and errors of
-        the call.
+        """Run a blocking call in a thread, count it and return its result. Raises ChaosError after `end`, and any error
+        of the call.
         """
 
         def call() -> _Result:
@@ -73,8 +73,8 @@ class Calls:
 
 
 class Node(Protocol):
-    """A node of the cluster, as in `cluster.json`. `pid` is None if it is not running, `grpc` (`host:port`) if it has
-    no address.
+    """A node of the cluster, as in `cluster.json`. `pid` is None if the node is not running; `grpc` (`host:port`) is
+    None if it has no address.
     """
 
     @property
@@ -92,8 +92,8 @@ class Node(Protocol):
 
 
 class Hook(Protocol):
-    """Changes how a cluster starts its nodes: additional properties and another command. Called in the thread that
-    starts them.
+    """Adds properties to the nodes of a cluster and replaces the command that starts them. Called in the thread that
+    starts the nodes.
     """
 
     def properties(self, state: Any, node: Any) -> Mapping[str, str]: ...  # noqa: D102
@@ -142,13 +142,15 @@ class TargetCluster(Protocol):
         """Stop all nodes with SIGTERM, including paused ones; idempotent."""
 
     def destroy(self) -> None:
-        """End the use of the cluster; idempotent. A cluster of the run gets SIGKILL; others undo all faults."""
+        """Stop using the cluster; idempotent. Kills the nodes if the run started the cluster, otherwise undoes all
+        faults.
+        """
 
 
 @runtime_checkable
 class Separable(Protocol):
-    """A cluster whose nodes can be disconnected from the network. Both methods block. Raises errors of its kind of
-    cluster.
+    """A cluster whose nodes can be disconnected from the network. Both methods block and raise the errors of their kind
+    of cluster.
     """
 
     def disconnect(self, name: str) -> None:
@@ -166,10 +168,10 @@ class RemoteCluster(TargetCluster, Protocol):
     """
 
     def fill(self, name: str) -> object:
-        """Fill the disk with a node's data, until `empty`."""
+        """Fill the disk that holds a node's data. `empty` undoes this."""
 
     def empty(self, name: str) -> None:
-        """Undo `fill`."""
+        """Undo `fill` for a node."""
 
     def press(self, name: str, *, workers: int = 0, memory_share: float = 0.0) -> object:
         """Run `workers` busy processes beside a node, and allocate memory until `memory_share` of its limit is in use
@@ -177,10 +179,10 @@ class RemoteCluster(TargetCluster, Protocol):
         """
 
     def relieve(self, name: str) -> None:
-        """Undo `press` of a node."""
+        """Undo `press` for a node."""
 
     def undo_faults(self) -> None:
-        """Undo all remaining faults of `fill`, `press` and other methods."""
+        """Undo all remaining faults that `fill`, `press` and other methods injected."""
 
 
 MakeCluster = Callable[[Path, ClusterPart, Hook], TargetCluster]

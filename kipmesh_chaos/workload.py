@@ -59,17 +59,15 @@ _OURS = {"group.id": GROUP, "enable.auto.commit": "false"}
 
 
 def encode_value(operation: int, size_bytes: int) -> bytes:
-    """Return the record value of an operation: its number and padding, `size_bytes` in all or more if the number is
-    longer.
-    """
+    """Return the record value of an operation: its number, padded to at least `size_bytes`."""
     head = b"%d " % operation
     filling = hashlib.shake_128(head).digest(max(size_bytes - len(head), 0) // 2).hex().encode()
     return (head + filling).ljust(size_bytes, b".")
 
 
 def decode_value(value: bytes | None) -> str:
-    """Return the operation number as text. Returns `null` for no value, and `not ours: ...` for one that `encode_value`
-    did not write.
+    """Return the operation number as a string. Returns `null` for None, and `not ours: ...` for a value that
+    `encode_value` did not write.
     """
     if value is None:
         return "null"
@@ -82,7 +80,7 @@ def decode_value(value: bytes | None) -> str:
 def decode_batches(data: bytes, *, allow_partial: bool = False) -> Iterator[tuple[BatchHeader, list[tuple[int, str]]]]:
     """Yield (header, records) of each batch of log data. Records are (offset, decoded value).
 
-    Raises KafkaError for an invalid batch, and for an incomplete last one unless `allow_partial`.
+    Raises KafkaError for an invalid batch, and for an incomplete last batch unless `allow_partial` is set.
     """
     for position, header in record_batch.iterate(data, allow_partial=allow_partial):
         record_batch.check_crc(data, position, header)
@@ -90,7 +88,7 @@ def decode_batches(data: bytes, *, allow_partial: bool = False) -> Iterator[tupl
 
 
 def by_partition(records: Iterable[ConsumerRecord]) -> dict[int, list[tuple[int, str]]]:
-    """Return (offset, decoded value) of the records by partition, in their order."""
+    """Return (offset, decoded value) of each record by partition, in the order of `records`."""
     found: dict[int, list[tuple[int, str]]] = {}
     for record in records:
         found.setdefault(record.partition, []).append((record.offset, decode_value(record.value)))
@@ -173,9 +171,7 @@ class Workload:
         await asyncio.gather(*closing, return_exceptions=error is not None)
 
     def check(self) -> None:
-        """Raise the error of a producer, consumer or member that has failed, which is a bug of the workload or a
-        client.
-        """
+        """Raise the error of a failed producer, consumer or member. Such an error is a bug in the workload or a client."""
         for task in [*self._producing, *self._consuming]:
             if task.done() and not task.cancelled():
                 task.result()
@@ -183,7 +179,9 @@ class Workload:
             self.members.check()
 
     async def stop_producing(self) -> None:
-        """Start no more writes and wait until all have an outcome. Raises the error of a failed producer task."""
+        """Start no more writes, and wait until all earlier ones have an outcome. Raises the error of a failed producer
+        task.
+        """
         self._stopping.set()
         await asyncio.gather(*self._producing)
 
@@ -291,7 +289,7 @@ class Member(RebalanceListener):
         self._is_closing = False
 
     async def run(self) -> None:
-        """Read and commit until cancelled. A KafkaError of the consumer is noted and retried."""
+        """Read and commit until cancelled. After a KafkaError of the consumer, records a note and retries."""
         loop = asyncio.get_running_loop()
         await self._start()
         self._consumer.subscribe([self._topic], self)
@@ -337,7 +335,9 @@ class Member(RebalanceListener):
             await record_offsets(self._consumer, partitions, recorder, self.name)
 
     async def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
-        """Commit the revoked partitions, so that the next owner resumes there, and forget their positions."""
+        """Commit the offsets of the revoked partitions, so that the next owner resumes there, and forget their
+        positions.
+        """
         if not self._is_closing:
             revoked = {where.partition for where in partitions}
             await self._commit({number: offset for number, offset in self._read.items() if number in revoked})
@@ -421,14 +421,12 @@ class Members:
             self._add()
 
     def start_churning(self) -> None:
-        """Start to replace random members at random times, if the experiment has `churn_s`."""
+        """Start replacing random members at random times, if the experiment has `churn_s`."""
         if self._part.churn_s is not None:
             self._churning = asyncio.create_task(self._churn(self._part.churn_s))
 
     def check(self) -> None:
-        """Raise the error of a member or of the churn task that has failed, which is a bug of the workload
-        or a client.
-        """
+        """Raise the error of a failed member or churn task. Such an error is a bug in the workload or a client."""
         for task in [*self._running.values(), *self._leaving, self._churning]:
             if task is not None and task.done() and not task.cancelled():
                 task.result()
@@ -441,10 +439,10 @@ class Members:
         await _cancelled(task)
 
     async def close(self) -> None:
-        """Commit and leave with all members, and wait for those already leaving.
+        """Let all members commit and leave, and wait for those already leaving.
 
-        Closes every consumer, then raises the first error of a member's `run`, else of its `leave`. TimeoutError after
-        `LEAVE_TIMEOUT_S`.
+        Closes every consumer, then raises the first error of a member's `run`, or else of a member's `leave`. Raises
+        TimeoutError after `LEAVE_TIMEOUT_S`.
         """
         self._is_closing = True
         ended: list[BaseException | None] = [*await asyncio.gather(self.stop_churning(), return_exceptions=True)]
@@ -495,8 +493,8 @@ class Members:
             self._leaving.discard(leaving)
 
     async def _replace(self, member: Member, task: asyncio.Task[None], dies: bool) -> None:
-        """Stop a member and add a new one unless the group is closing. Raises the error of the member's `run`, once it
-        is closed.
+        """Stop a member and add a new one unless the group is closing. Raises the error of the member's `run` after
+        closing the member.
         """
         try:
             await _cancelled(task)
@@ -506,7 +504,7 @@ class Members:
             self._add()
 
     async def _wait_gone(self) -> None:
-        """Wait for members that are leaving. Raises their first error, TimeoutError after `LEAVE_TIMEOUT_S`."""
+        """Wait for members that are leaving. Raises their first error, or TimeoutError after `LEAVE_TIMEOUT_S`."""
         leaving, self._leaving = self._leaving, set()
         ended = await asyncio.wait_for(asyncio.gather(*leaving, return_exceptions=True), LEAVE_TIMEOUT_S)
         for error in ended:
