@@ -24,6 +24,6 @@ MODULES: Final[Mapping[str, str]] = {
 
 
 def load(name: str) -> Job[Any]:
-    """Import and return the job with a name in `MODULES`. Raises KeyError for another name."""
+    """Import and return the job with the given name in `MODULES`. Raises KeyError for any other name."""
     job: Job[Any] = import_module(MODULES[name]).JOB
     return job

@@ -78,7 +78,7 @@ _NOTHING: Final = Markup("<p>No values.</p>")
 
 
 class Bar(NamedTuple):
-    """A horizontal bar: `note` is its tooltip (default: name and value), `group` the index of its colour in
+    """A horizontal bar. `note` is its tooltip (default: name and value), `group` is the index of its colour in
     `COLOURS`.
     """
 
@@ -89,7 +89,7 @@ class Bar(NamedTuple):
 
 
 class Canvas:
-    """A figure with `rows` axes, one below the other, and tooltips of its artists. `height` is in inches, `label`
+    """A figure with `rows` axes, one below the other, and tooltips of its artists. `height` is in inches; `label`
     describes the chart for screen readers.
     """
 
@@ -153,7 +153,8 @@ def line_chart(
 ) -> Markup:
     """Draw named lines over a common x axis. Returns "No values." if no point has a y.
 
-    `form` formats y. A logarithmic x axis drops points whose x is 0 or less; on a logarithmic y axis they become gaps.
+    `form` formats y. A logarithmic x axis drops points whose x is 0 or less. A logarithmic y axis shows points whose y
+    is 0 or less as gaps.
     """
     drawable = {name: list(_drawable(points, log_x, log_y)) for name, points in lines.items()}
     known = [(x, y) for points in drawable.values() for x, y in points if y is not None]
@@ -225,10 +226,10 @@ def _draw_line(chart: Canvas, place: int, name: str, points: Sequence[tuple[Any,
 
 
 def bar_chart(bars: Iterable[Sequence[Any]], label: str, form: Form = str, log: bool = False) -> Markup:
-    """Draw horizontal bars (`Bar`, or tuples of its fields) from top to bottom. Bars start at 0, with `log` at a power
-    of ten.
+    """Draw horizontal bars (`Bar`, or tuples of its fields) from top to bottom. Bars start at 0, or at a power of ten
+    if `log` is set.
 
-    `form` formats the values. Bars that are not finite are left out; without any the result is "No values.".
+    `form` formats the values. Bars whose value is not finite are left out. Returns "No values." if no bar is left.
     """
     shown = [bar for bar in (Bar(*each) for each in bars) if math.isfinite(bar.value)]
     if not shown:
@@ -250,7 +251,7 @@ def bar_chart(bars: Iterable[Sequence[Any]], label: str, form: Form = str, log: 
 
 
 def _bare(axes: Axes, names: Sequence[str], title: str) -> None:
-    """Label the rows from top to bottom with `names`, shortened to 34 characters. Hide grid and x axis."""
+    """Label the rows from top to bottom with `names`, shortened to 34 characters. Hide the grid and the x axis."""
     cut = [name if len(name) <= _NAME_MAX else f"{name[: _NAME_MAX - 1]}…" for name in names]
     axes.set_yticks(range(len(names)), cut, color=_SOFT)
     axes.invert_yaxis()
@@ -279,7 +280,7 @@ def day_bars(days: Sequence[Any], values: Sequence[float], notes: Sequence[str],
 
 
 def band_chart(days: Sequence[Any], panels: Mapping[str, Mapping[str, Sequence[float | None]]], label: str) -> Markup:
-    """Draw a panel for each name: p50 as a line, and bands from p50 to p75 and from p75 to p90. None is a gap."""
+    """Draw a panel for each name: p50 as a line, and bands from p50 to p75 and from p75 to p90. None becomes a gap."""
     with canvas(label, 1.7 * len(panels), rows=len(panels)) as chart:
         for place, (axes, (name, columns)) in enumerate(zip(chart.axes, panels.items(), strict=True)):
             half, most, nearly = (
@@ -297,7 +298,7 @@ def band_chart(days: Sequence[Any], panels: Mapping[str, Mapping[str, Sequence[f
 def heat_map(cells: Iterable[tuple[int, int, float, str]], rows: Sequence[str], label: str) -> Markup:
     """Draw (row, column, value, tooltip) cells in five colours, each for about a fifth of the cells.
 
-    Rows are indexes of `rows`, columns are numbers that label the x axis. Returns "No values." without cells.
+    Rows are indexes of `rows`, columns are numbers that label the x axis. Returns "No values." if there are no cells.
     """
     shown = list(cells)
     if not shown:
@@ -322,8 +323,8 @@ def heat_map(cells: Iterable[tuple[int, int, float, str]], rows: Sequence[str], 
 
 
 def span_chart(spans: Iterable[tuple[str, float, float, str]], label: str) -> Markup:
-    """Draw (name, begin, end, label) as horizontal bars, such as the steps of a run. Returns "No values." without
-    spans.
+    """Draw (name, begin, end, label) as horizontal bars, such as the steps of a run. Returns "No values." if there are
+    no spans.
     """
     shown = list(spans)
     if not shown:

@@ -41,7 +41,8 @@ def ranges_frame(batches: DataFrame, logs: DataFrame) -> DataFrame:
     """Return the rows of `logs` with start offset, end offset (exclusive), number and bytes of each log's valid
     batches.
 
-    A log without valid batches has its last segment's base offset as start (at least `log_start`) and end.
+    For a log without valid batches, start and end are the base offset of its last segment. The start is at least
+    `log_start`.
     """
     from pyspark.sql import functions as f
 
@@ -62,8 +63,8 @@ def ranges_frame(batches: DataFrame, logs: DataFrame) -> DataFrame:
 
 
 def gaps_frame(batches: DataFrame, logs: DataFrame) -> DataFrame:
-    """Return a row per batch that does not start at the end of its predecessor, and per log whose last segment starts
-    beyond the end of its batches.
+    """Return a row per batch that does not start at the end of its predecessor, and a row per log whose last segment
+    starts beyond the end of its batches.
 
     Gaps below the cleaner checkpoint are allowed. Columns: replica, topic, partition, file, position (null for a
     segment), kind (gap or overlap), expected, offset.
@@ -108,10 +109,10 @@ def gaps_frame(batches: DataFrame, logs: DataFrame) -> DataFrame:
 
 def pairs_frame(ranges: DataFrame) -> DataFrame:
     """Return a row per pair of replicas of a partition (`a` < `b`). `from` to `to` (exclusive) is the range of offsets
-    that both cover; it is empty if they are equal.
+    that both cover; it is empty if `from` equals `to`.
 
     `committed_to` is the lower high watermark, `cleaned_to` the higher cleaner checkpoint. `same_topic` is false if
-    both have topic ids that differ.
+    both have a topic id and the two differ.
     """
     from pyspark.sql import functions as f
 
@@ -133,9 +134,9 @@ def agreement_frame(batches: DataFrame, ranges: DataFrame) -> DataFrame:
     """Return a row per pair of replicas of the same topic id: compared range, agreed range, required range and first
     difference.
 
-    `agrees_to` is exclusive: all offsets from `from` to it are equal. `must_agree_to` follows from the rules of this
-    module; `is_violated` says whether the first difference is below it. Without a difference, `first_difference` and
-    the columns with each side's batch there are null.
+    The replicas agree on all offsets from `from` to `agrees_to` (exclusive). `must_agree_to` follows from the rules of
+    this module; `is_violated` says whether the first difference is below it. Without a difference, `first_difference`
+    and the columns that describe each side's batch at that offset are null.
     """
     from pyspark.sql import functions as f
 
@@ -165,8 +166,8 @@ def agreement_frame(batches: DataFrame, ranges: DataFrame) -> DataFrame:
 
 
 def _compare_batches(batches: DataFrame, pairs: DataFrame) -> DataFrame:
-    """Return a row per base offset at or above `cleaned_to`, with both sides and `is_equal`: false also if one side has
-    no batch there.
+    """Return a row per base offset at or above `cleaned_to`, with both sides and `is_equal`, which is also false if one
+    side has no batch there.
     """
     from pyspark.sql import functions as f
 
@@ -199,7 +200,7 @@ def _compare_records(batches: DataFrame, pairs: DataFrame) -> DataFrame:
 
 
 def _full(some: DataFrame, bounds: DataFrame, within: Column, is_equal: Column) -> DataFrame:
-    """Join both sides of each pair by offset, with file, position and leader epoch of each, and `is_equal`."""
+    """Join both sides of each pair by offset, with the file, position and leader epoch of each side, and `is_equal`."""
     from pyspark.sql import functions as f
 
     sides = []

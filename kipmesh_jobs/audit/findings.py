@@ -68,10 +68,10 @@ def collect(inventory: Inventory, tables: Tables) -> Collected:
 
 
 def first_divergence(tables: Tables) -> dict[str, Any] | None:
-    """Return the first violation by topic, partition and offset, or None if there is none.
+    """Return the first violation in order of topic, partition and offset, or None if there is none.
 
-    The result has `topic`, `partition`, `offset` and `replicas`: each replica's batch at that offset, with None for its
-    fields if the replica covers the offset but has no batch.
+    The result has `topic`, `partition`, `offset` and `replicas`: each replica's batch at that offset. The fields of a
+    batch are None if the replica covers the offset but has no batch there.
     """
     violated = tables.agreement.where("is_violated")
     first = violated.orderBy("topic", "partition", "first_difference", "a", "b").first()
@@ -90,7 +90,7 @@ def first_divergence(tables: Tables) -> dict[str, Any] | None:
 
 
 def divergence_text(first: dict[str, Any]) -> str:
-    """Return one line about the result of `first_divergence`: place, and digest and position of each
+    """Return one line that describes the result of `first_divergence`: its place, and the digest and position of each
     replica's batch.
     """
     there = "; ".join(

@@ -135,13 +135,13 @@ class ReadOnlyFileSystem(RealFileSystem):
     access = os.O_RDONLY
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open an existing file read-only. `create` is ignored. Raises FileNotFoundError and other OSError."""
+        """Open an existing file read-only. `create` is ignored. Raises OSError, such as FileNotFoundError."""
         return super().open(path)
 
 
 def parse_replicas(texts: Iterable[str]) -> list[tuple[str, str]]:
-    """Parse `NAME=PATH` texts into (name, absolute path). A name may occur with several directories. Raises JobError
-    for another form or a path that is not a directory.
+    """Parse `NAME=PATH` strings into (name, absolute path). A name may occur with several directories. Raises JobError
+    for a malformed string or a path that is not a directory.
     """
     found = []
     for text in texts:
@@ -182,7 +182,8 @@ def data_directories(path: str) -> list[str]:
 
 
 def take_inventory(replicas: Sequence[tuple[str, str]], topics: Sequence[str] = ()) -> Inventory:
-    """List the files of all replicas, given as (name, path), only of `topics` unless that is empty.
+    """List the files of all replicas, which are given as (name, path). If `topics` is not empty, lists only the files
+    of these topics.
 
     An unreadable file or directory becomes a finding. Raises JobError if a path has no data directory.
     """
@@ -201,8 +202,8 @@ def take_inventory(replicas: Sequence[tuple[str, str]], topics: Sequence[str] = 
 
 
 def drop_deleted(inventory: Inventory) -> None:
-    """Remove logs that were deleted or recreated since they were listed, as they may be half read. Adds a `vanished`
-    finding for each.
+    """Remove logs that were deleted or recreated since they were listed, because they may be only partly read. Adds a
+    `vanished` finding for each.
     """
     listed, inventory.logs = inventory.logs, []
     for log in listed:
@@ -285,7 +286,7 @@ def _offsets(inventory: Inventory, replica: str, directory: str, name: str) -> M
 
 
 def _topic_id(directory: str) -> str:
-    """Return the topic id of a log directory, empty if its file is missing or invalid."""
+    """Return the topic id of a log directory, or an empty string if its file is missing or invalid."""
     try:
         content = Path(directory, checkpoint.PARTITION_METADATA).read_bytes()
     except OSError:

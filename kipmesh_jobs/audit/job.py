@@ -25,7 +25,7 @@ ROWS_MAX: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Replicas and topics to audit. `run` raises JobError without a replica."""
+    """Replicas and topics to audit. `run` raises JobError if there is no replica."""
 
     replicas: Annotated[
         list[str] | None,
@@ -52,9 +52,10 @@ Exit code 1 if there is an error: a damaged batch, missing offsets, or a differe
 
 
 def run(run: JobRun, options: Options) -> Outcome:
-    """Run the audit. The outcome has `passed` False if there is a finding of severity error.
+    """Run the audit. The outcome's `passed` is False if there is a finding of severity error.
 
-    Raises JobError for invalid replicas, a replica without data directory, or a topic without logs, JavaMissingError.
+    Raises JobError for invalid replicas, a replica without a data directory, or a topic without logs. Raises
+    JavaMissingError.
     """
     from kipmesh_jobs.audit.inventory import parse_replicas, replicas_of_cluster, take_inventory
 

@@ -53,7 +53,7 @@ def scan(data: bytes, *, is_last: bool) -> Iterator[Found]:
     """Yield all batches and damaged ranges of a segment's bytes, in order and without gaps. Never raises for invalid
     bytes.
 
-    `is_last` says whether it is the log's last segment, whose incomplete end counts as torn.
+    `is_last` says whether this is the log's last segment, whose incomplete end counts as torn.
     """
     position, end = 0, len(data)
     with memoryview(data) as view:
@@ -66,8 +66,8 @@ def scan(data: bytes, *, is_last: bool) -> Iterator[Found]:
 
 
 def _batch(data: bytes, view: memoryview, position: int, end: int) -> Found | None:
-    """Return the batch at a position, possibly with a wrong CRC. None if there is no complete batch or its length is
-    provably wrong.
+    """Return the batch at a position, possibly with a wrong CRC. Returns None if there is no complete batch or its
+    length is provably wrong.
     """
     try:
         header = parse_header(view[:end], position)

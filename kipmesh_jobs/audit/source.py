@@ -57,8 +57,8 @@ SNAPSHOTS_SCHEMA: Final = pa.schema(
 
 
 class FileToRead(NamedTuple):
-    """A segment, or a snapshot with its end offset as `base_offset`. Records are decoded of batches whose base offset
-    is below `records_below`.
+    """A segment, or a snapshot with its end offset as `base_offset`. Only the records of batches whose base offset is
+    below `records_below` are decoded.
     """
 
     replica: str
@@ -104,7 +104,7 @@ class SegmentsReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> list[FilesPartition]:
-        """Return the tasks of the query, as `plan_tasks` does. Raises JobError."""
+        """Return the tasks of the query from `plan_tasks`. Raises JobError if a replica has no data directory."""
         return plan_tasks(self._options)
 
     def read(self, partition: FilesPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
@@ -115,8 +115,8 @@ class SegmentsReader(DataSourceReader):
 
 
 def plan_tasks(options: dict[str, str]) -> list[FilesPartition]:
-    """Return the tasks of a query with valid options; at least one, possibly empty, because Spark rejects an empty
-    list. Raises JobError if a replica has no data directory.
+    """Return the tasks of a query whose options are valid. The list has at least one task, which may be empty, because
+    Spark rejects an empty list. Raises JobError if a replica has no data directory.
     """
     pairs = [tuple(text.split("=", 1)) for text in json.loads(options["replicas"])]
     topics = [topic for topic in options["topics"].split(",") if topic]
@@ -166,9 +166,10 @@ def _options(raw: Any) -> dict[str, str]:
 
 
 def segment_rows(file: FileToRead) -> Iterator[dict[str, Any]]:
-    """Yield a row per batch or damaged range of a segment, with the columns of `BATCHES_SCHEMA`; missing ones are null.
+    """Yield a row per batch or damaged range of a segment, with the columns of `BATCHES_SCHEMA`. Missing values are
+    null.
 
-    A file that cannot be read is one row with `damage` `unreadable` or `vanished`.
+    A file that cannot be read yields one row, whose `damage` is `unreadable` or `vanished`.
     """
     head = {
         "replica": file.replica,
@@ -223,10 +224,10 @@ def _batch_columns(data: bytes, found: Found, records_below: int) -> dict[str, A
 
 
 def snapshot_row(file: FileToRead) -> dict[str, Any]:
-    """Return the row of a snapshot, with the columns of `SNAPSHOTS_SCHEMA`; missing ones are null.
+    """Return the row of a snapshot, with the columns of `SNAPSHOTS_SCHEMA`. Missing values are null.
 
-    A corrupt snapshot has `damage` `garbage`; one that cannot be read `unreadable` or `vanished`. The digest depends
-    only on the multiset of records, not on their order or batches.
+    `damage` is `garbage` for a corrupt snapshot, and `unreadable` or `vanished` for one that cannot be read. The digest
+    depends only on the multiset of records, not on their order or batches.
     """
     head = {
         "replica": file.replica,

@@ -19,8 +19,8 @@ _EXIT_SIGNAL: Final = 128
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the demo. Return 0 if all checks pass, 1 if one fails or the demo raises a known error, 128 plus the signal's
-    number after SIGINT or SIGTERM.
+    """Run the demo. Return 0 if all checks pass, 1 if one fails or the demo raises a known error, or 128 plus the
+    signal's number after SIGINT or SIGTERM.
     """
     parser = argparse.ArgumentParser(
         prog="python -m kipmesh_jobs.demo",

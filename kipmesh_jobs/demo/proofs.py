@@ -34,7 +34,7 @@ _RETRY_SECONDS: Final = 0.2
 
 class PartitionFacts(NamedTuple):
     """State of one partition at the end of the run, and the names of the brokers with a replica. `identical` says
-    whether all replicas have equal bytes up to the high watermark; the digest is that of the first one.
+    whether all replicas have equal bytes up to the high watermark; the digest is that of the first replica.
     """
 
     partition: int
@@ -47,7 +47,9 @@ class PartitionFacts(NamedTuple):
 
 
 class SequenceDigest:
-    """Number of records of one partition, bytes of their keys and values, and a SHA-256 of these in order."""
+    """Number of records of one partition, bytes of their keys and values, and a SHA-256 of the keys and values in
+    order.
+    """
 
     def __init__(self) -> None:
         self.records = self.payload_bytes = 0
@@ -65,7 +67,9 @@ class SequenceDigest:
 
 
 def expecting(flights: Iterable[Flight], expected: Sequence[SequenceDigest]) -> Iterator[Flight]:
-    """Yield the flights unchanged; add each to the digest in `expected` of the partition that its key determines."""
+    """Yield the flights unchanged. Add each flight to the digest in `expected` for the partition that its key
+    determines.
+    """
     for flight in flights:
         expected[partition_of_key(flight.key, len(expected))].add(*flight)
         yield flight
@@ -96,7 +100,7 @@ def read_topic(bootstrap: str, topic: str, partitions: int) -> list[SequenceDige
 
 
 def check_topic(found: Sequence[SequenceDigest], expected: Sequence[SequenceDigest]) -> list[Check]:
-    """Return two checks of a topic's content against the CSV: number of records; content and order of each
+    """Return two checks of a topic's content against the CSV: the number of records, and the content and order of each
     partition.
     """
     read, wanted = sum(one.records for one in found), sum(one.records for one in expected)
@@ -113,8 +117,8 @@ def check_topic(found: Sequence[SequenceDigest], expected: Sequence[SequenceDige
 
 
 def check_totals(totals: Mapping[str, int], year: pd.DataFrame, scale: int) -> list[Check]:
-    """Return two checks of the Parquet's counts and sums, computed by Spark, against the CSV, summed by pandas.
-    `totals` is the result of `results.flight_counts`.
+    """Return two checks that compare the counts and sums that Spark computed from the Parquet files with those that
+    pandas computed from the CSV. `totals` is the result of `results.flight_counts`.
     """
     counts = {
         "flights": len(year) * scale,
@@ -147,8 +151,8 @@ def check_replicas(partitions: Sequence[PartitionFacts], replication_factor: int
 
 
 class ReplicaDigest(NamedTuple):
-    """Digest of a replica's whole batches below an offset. `next_offset` is the end of the last one, 0
-    without batches.
+    """Digest of a replica's whole batches below an offset. `next_offset` is the end offset of the last batch, or 0 if
+    there is none.
     """
 
     next_offset: int
@@ -158,7 +162,7 @@ class ReplicaDigest(NamedTuple):
 
 
 def digest_replica(log_dir: Path, high_watermark: int) -> ReplicaDigest:
-    """Digest the batches of a log directory that end at or below `high_watermark`, up to an incomplete batch.
+    """Digest the batches of a log directory that end at or below `high_watermark`. Stops at an incomplete batch.
 
     Raises CorruptRecordError for a wrong CRC, and OSError.
     """

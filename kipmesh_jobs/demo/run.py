@@ -57,7 +57,7 @@ def run(run: JobRun, options: Options) -> Outcome:
     """Start a cluster, produce all flights, stream them through Spark, check the results, and stop the cluster unless
     `keep`.
 
-    The outcome has `passed` False if a check fails. Raises JobError, ClusterError, JavaMissingError and KafkaError.
+    The outcome's `passed` is False if a check fails. Raises JobError, ClusterError, JavaMissingError and KafkaError.
     """
     begin = time.monotonic()
     source = dataset.find_directory()
@@ -170,7 +170,9 @@ def _stream(
 
 
 def _read_rate(spark: SparkSession, bootstrap: str) -> tuple[float, int]:
-    """Return the records per second of the second of two batch reads of the whole topic, and the number of records."""
+    """Read the whole topic twice as a batch. Return the records per second of the second read, and the number of
+    records.
+    """
     begin, count = 0.0, 0
     for _ in range(2):
         begin = time.monotonic()
@@ -235,8 +237,8 @@ def _outcome(
 
 
 def make_page(tables: Tables, facts: Mapping[str, Any], stages: Sequence[Stage], sample: Sequence[str]) -> Page:
-    """Return the page `demo.html`. `tables` are those of `results.write_tables`, `sample` are lines of the consumer
-    service.
+    """Return the page `demo.html`. `tables` are the results of `results.write_tables`; `sample` has lines of the
+    consumer service's response.
     """
     days, origins = tables["daily_all"], tables["origins"]
     departures = sum(row["departures"] for row in origins)

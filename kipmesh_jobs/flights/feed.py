@@ -49,7 +49,7 @@ BROKEN: Final[Sequence[bytes | None]] = (
 def local_cluster(directory: Path, counts: Counts, *, keep: bool = False) -> Iterator[ProcessCluster]:
     """Start a cluster of processes in an empty directory and yield it. Raises ClusterError.
 
-    The end of the block stops the cluster. With `keep` it keeps running, unless the block raises.
+    The end of the block stops the cluster. With `keep`, the cluster keeps running unless the block raises.
     """
     cluster = ProcessCluster(directory, owned=not keep)
     with closing(cluster), ExitStack() as stack:
@@ -87,7 +87,7 @@ def remove_cluster(directory: Path) -> int:
 
 
 def hold_back(flights: pd.DataFrame, count: int) -> pd.DataFrame:
-    """Move up to `count` flights, evenly spread, later in the order, by 60 days or a quarter of the time span if that
+    """Move up to `count` evenly spread flights later in the order, by 60 days or by a quarter of the time span if that
     is less. Schedules do not change, so the flights arrive late.
 
     The last flights are never chosen. Returns the flights unchanged for a `count` of 0 or less.
@@ -106,7 +106,7 @@ def hold_back(flights: pd.DataFrame, count: int) -> pd.DataFrame:
 def with_broken(flights: Iterable[Flight], total: int, count: int) -> Iterator[tuple[bytes, bytes | None]]:
     """Yield (key, value) of each flight, and insert `count` invalid values (at most one per flight) evenly among them.
 
-    Args: total: number of flights.
+    `total` is the number of flights.
     """
     every = max(1, total // count) if count else 0
     put = 0
@@ -128,8 +128,8 @@ def produce(
     """Create the topic with 6 partitions and 3 replicas, and write all records with acks=all; return their number.
     Raises KafkaError if the topic exists, or for the first record that fails.
 
-    Args: report: called with the number of records sent so far; client: client configuration besides the addresses;
-    config: topic configuration.
+    `report` is called with the number of records sent so far. `client` is client configuration besides the addresses;
+    `config` is topic configuration.
     """
     with AdminClient(bootstrap, **client) as admin:
         admin.create_topics([NewTopic(topic, PARTITIONS, REPLICATION_FACTOR, config)])

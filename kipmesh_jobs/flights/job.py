@@ -65,7 +65,7 @@ class Options:
     ] = 40_000
 
     def __post_init__(self) -> None:
-        """Raise typer.BadParameter for an invalid interval, an empty topic or options that exclude each other."""
+        """Raise typer.BadParameter for an invalid interval, an empty topic or mutually exclusive options."""
         for name in ("window", "watermark", "gap"):
             interval_ms(getattr(self, name), f"--{name}")
         if not self.topic:
@@ -77,10 +77,10 @@ class Options:
 
 
 def run(run: JobRun, options: Options) -> Outcome:
-    """Run the streaming queries and check their results. Starts and fills a temporary cluster without `bootstrap`; with
-    `fill` it fills the named one.
+    """Run the streaming queries and check their results. Without `bootstrap`, starts and fills a temporary cluster.
+    With `fill`, fills the cluster that `bootstrap` names.
 
-    The outcome has `passed` False if a check fails. Raises JobError (also if the topic has no flights), KafkaError,
+    The outcome's `passed` is False if a check fails. Raises JobError (also if the topic has no flights), KafkaError,
     ClusterError and JavaMissingError.
     """
     with _cluster(run, options) as (bootstrap, expected):
