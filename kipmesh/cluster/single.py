@@ -137,9 +137,8 @@ class SingleCluster:
     def start(self, name: str) -> None:
         """Start a stopped node with its data and ports, and wait until it is ready.
 
-        Does not wait for readiness of a controller if too few controllers run to elect a leader of the quorum. Raises
-        ClusterError if the node is unknown, already running or not ready in time, or the error of a node that failed to
-        start.
+        Does not wait for a controller if too few controllers are running to elect a quorum leader. Raises ClusterError
+        if the node is unknown, already running or not ready in time. If the node fails to start, raises its error.
         """
         node = self.state().node(name)
         if name in self._nodes:
@@ -149,14 +148,14 @@ class SingleCluster:
         self._call(self._start_nodes((node,), until_ready=can_be_ready))
 
     def stop(self, name: str) -> None:
-        """Shut down a node gracefully. Raises ClusterError if it is unknown or does not run."""
+        """Shut down a node gracefully. Raises ClusterError if the node is unknown or not running."""
         self.node_object(name)
         self._call(self._nodes.pop(name).stop())
 
     def kill(self, name: str) -> None:
-        """Stop a node like a crash, without flushing its files. A consumer is shut down gracefully.
+        """Stop a node as in a crash, without flushing its files. A consumer is shut down gracefully.
 
-        Raises ClusterError if the node is unknown or does not run.
+        Raises ClusterError if the node is unknown or not running.
         """
         self.node_object(name)
         node = self._nodes.pop(name)

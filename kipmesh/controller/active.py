@@ -53,12 +53,12 @@ def new_topic_id() -> bytes:
 class BrokerProbes:
     """Finds brokers that died together with the previous active controller. See ADR 0006.
 
-    A new active controller grants them new sessions, because it saw no connection of theirs break. The address of a
-    dead process refuses connections; a paused, slow or isolated process does not. A broker that sent no heartbeat yet
-    and refuses all probes at all its addresses therefore counts as missing, until it sends a heartbeat.
+    A new active controller grants them new sessions, because it did not see their connections break. The address of a
+    dead process refuses connections; a paused, slow or isolated process does not. A broker that has not sent a
+    heartbeat yet and refuses all probes at all its addresses therefore counts as missing, until it sends a heartbeat.
 
-    Args: unconfirmed: returns broker id -> addresses of the brokers that sent no heartbeat yet; refused: called with
-    the id of each missing broker; interval_s: time between probes and maximum time of one probe.
+    Args: unconfirmed: returns broker id -> addresses, for the brokers that have not sent a heartbeat yet; refused:
+    called with the id of each missing broker; interval_s: time between probes and maximum time of one probe.
     """
 
     _: KW_ONLY
@@ -166,7 +166,7 @@ class ActiveController:
 
     async def drain(self, grace_s: float, refusal: KafkaError) -> None:
         """Refuse new operations with `refusal`, wait up to `grace_s` for the commit of the pending ones, then fail the
-        rest with it."""
+        rest with `refusal` too."""
         self._stop_tasks()
         await self._decisions.drain(grace_s, refusal)
 
@@ -181,8 +181,8 @@ class ActiveController:
     async def do(self, operation: str, decide: DecideWith, *, is_cleanup: bool = False) -> Any:
         """Make a decision and return its response once it is committed in this epoch. `operation` names it in metrics.
 
-        Raises KafkaError: REQUEST_TIMED_OUT if too many operations are pending, the error of the decision or its
-        append, or the refusal of `end` or `drain` if the epoch ends before the commit.
+        Raises KafkaError: REQUEST_TIMED_OUT if too many operations are pending, the error of the decision or of its
+        append, or the refusal passed to `end` or `drain` if the epoch ends before the commit.
         """
         self._metrics.operations.labels(operation).inc()
         try:
@@ -222,7 +222,7 @@ class ActiveController:
 
     def disconnected(self, broker_id: int, connection: int) -> None:
         """Record the end of heartbeat stream `connection`, and check soon whether the broker has reconnected. Ignored
-        after the epoch."""
+        after the end of the epoch."""
         now_ms = self._now_ms()
         if not self._is_over and self._controller.brokers.disconnected(broker_id, connection, now_ms):
             log.info("broker disconnected", broker_id=broker_id)
@@ -274,7 +274,7 @@ class ActiveController:
             self._retry_later(error)
 
     def _retry_later(self, error: BaseException) -> None:
-        """Fence again after SESSION_RETRY_MS, for example on a full disk or during an election."""
+        """Retry fencing after SESSION_RETRY_MS. It can fail on a full disk or during an election, for example."""
         if not isinstance(error, KafkaError) or error.code is not ErrorCode.NOT_CONTROLLER:
             log.error("fencing expired brokers failed", error=str(error))
         if not self._is_over:
@@ -282,8 +282,8 @@ class ActiveController:
             self._timer = asyncio.get_running_loop().call_later(SESSION_RETRY_MS / 1000, self._timer_fired)
 
     def _fencings(self) -> Iterator[Decide]:
-        """Yield one decision per expired broker, because the choice of leaders depends on earlier fencings, then one
-        that retries pending elections."""
+        """Yield one decision per expired broker, then one that retries pending elections. Expired brokers need separate
+        decisions, because the choice of leaders depends on earlier fencings."""
         missing = self._controller.sessions.missing()
         expired = self._controller.brokers.expired(self._now_ms())
         for index, broker_id in enumerate(expired):

@@ -90,8 +90,8 @@ class DecisionQueue:
     """Makes decisions one after the other until `end`. Not thread-safe: use it within one event loop.
 
     Args: append: appends records and returns the batch, or raises and leaves the log unchanged; apply: applies a batch
-    to the image in steps, which must not fail; end_offset: returns the log end offset; high_watermark: the current one;
-    on_failure: called if a batch could not be applied, which the node must not survive.
+    to the image in steps, which must not fail; end_offset: returns the log end offset; high_watermark: the current high
+    watermark; on_failure: called if a batch could not be applied, after which the node must stop.
     """
 
     _: KW_ONLY
@@ -115,20 +115,20 @@ class DecisionQueue:
         return len(self._uncommitted) + len(self._queue)
 
     def submit(self, decide: Decide, *, is_cleanup: bool = False) -> asyncio.Future[Any]:
-        """Decide now, or after the queued operations. The future has the response once it is committed.
+        """Make a decision now, or after the queued operations. The future completes with the response after the commit.
 
-        Raises KafkaError if the operation is refused (REQUEST_TIMED_OUT at OPERATIONS_MAX, or the refusal of `end` or
-        `drain`) or fails immediately; a later failure is set on the future. A cleanup is exempt from OPERATIONS_MAX.
-        Each cleanup undoes an earlier operation, so their number is limited too.
+        Raises KafkaError if the operation is refused (REQUEST_TIMED_OUT at OPERATIONS_MAX, or the refusal passed to
+        `end` or `drain`) or fails immediately; a later failure is set on the future. A cleanup is exempt from
+        OPERATIONS_MAX. Each cleanup undoes an earlier operation, so their number is limited too.
         """
         return self._enqueue(partial(self._run_one, decide), is_limited=not is_cleanup)
 
     def decide_all(self, decisions: Iterable[Decide]) -> asyncio.Future[Any]:
         """Make several decisions without other operations between them.
 
-        Each decision is requested from the iterable after the one before was applied. The future completes with None
-        when the last one is applied, which may be before its commit. Raises KafkaError if the operation is refused or
-        fails immediately, as `submit` does; a later failure is set on the future.
+        Each decision is taken from the iterable only after the previous one has been applied. The future completes with
+        None when the last one is applied, which may be before its commit. Raises KafkaError if the operation is refused
+        or fails immediately, as `submit` does; a later failure is set on the future.
         """
         return self._enqueue(partial(self._run_all, decisions))
 
@@ -183,8 +183,8 @@ class DecisionQueue:
             future.set_result(None)
 
     def _decide(self, decide: Decide) -> Generator[None, None, Any]:
-        """Decide, append and apply. Return the response, which must not be sent before its commit. Raises
-        KafkaError."""
+        """Make the decision, then append and apply its records. Return the response, which must not be sent before the
+        commit. Raises KafkaError."""
         self._check()
         try:
             decision = decide()

@@ -30,7 +30,7 @@ SOON_S = 1.0
 
 
 class LeaderBalance:
-    """Moves leaderships to preferred leaders during one epoch of an active controller.
+    """Moves leadership to preferred leaders during one epoch of an active controller.
 
     Args: do: makes one decision of the controller; interval_s: time between two rounds.
     """
@@ -40,8 +40,8 @@ class LeaderBalance:
         self._interval_s = interval_s
 
     async def run(self) -> None:
-        """Run rounds until cancelled. The first round starts after one interval, so that brokers can reconnect before
-        it. Errors of a round are logged."""
+        """Run rounds until cancelled. The first round starts after one interval, so that brokers can reconnect first.
+        Errors in a round are logged."""
         wait_s = self._interval_s
         while True:
             await asyncio.sleep(wait_s)
@@ -55,7 +55,7 @@ class LeaderBalance:
                 log.error("leader balancing failed", exc_info=error)
 
     async def round(self) -> bool:
-        """Run one round and return whether it moved ELECTIONS_MAX partitions, so that more may remain. Raises
+        """Run one round and return whether it moved ELECTIONS_MAX partitions, in which case more may remain. Raises
         KafkaError if a decision is refused."""
         keys: Sequence[PartitionKey] = await self._do(OPERATION, lambda controller: controller.preferred_candidates())
         moved = 0

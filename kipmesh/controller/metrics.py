@@ -13,7 +13,8 @@ _CONTROLLER = "kafka_controller_kafkacontroller_"
 
 
 class GaugeSource(Protocol):
-    """The properties of a `QuorumController` that the gauges read. `active` is None while it is inactive."""
+    """The properties of a `QuorumController` that the gauges read. `active` is None while the controller is
+    inactive."""
 
     active: Any
 

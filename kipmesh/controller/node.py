@@ -73,8 +73,7 @@ class ControllerNode:
 
     @property
     def ready(self) -> bool:
-        """Whether the node serves requests and is active, or follows a leader and has metadata of that leader's
-        epoch."""
+        """Whether the node serves requests and either is active or has metadata of the current leader's epoch."""
         is_serving = self.grpc_port and not self._is_stopped and not self.failed.done()
         return bool(is_serving and self._quorum is not None and self._quorum.ready)
 
@@ -173,8 +172,8 @@ class ControllerNode:
         await self._server.set_serving(True)
 
     async def stop(self) -> None:
-        """Commit pending operations, resign as leader, flush and close the log. After a fatal error the log is closed
-        without a mark of a clean shutdown. Idempotent."""
+        """Commit pending operations, resign as leader, flush and close the log. After a fatal error, the log is closed
+        without being marked as cleanly shut down. Idempotent."""
         if not self._is_stopped:
             await self._stop(cleanly=True)
             if not self.failed.done():
@@ -182,7 +181,8 @@ class ControllerNode:
             log.info("controller stopped", node_id=self.config.node_id)
 
     async def abort(self) -> None:
-        """Stop as in a crash: no peer is notified, nothing is flushed or marked as a clean shutdown. Idempotent."""
+        """Stop as in a crash: no peer is notified, nothing is flushed, and the log is not marked as cleanly shut down.
+        Idempotent."""
         if not self._is_stopped:
             await self._stop(cleanly=False)
 

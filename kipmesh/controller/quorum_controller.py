@@ -35,7 +35,7 @@ ACTIVATION_RETRY_S = 0.5
 
 
 class QuorumController:
-    """The controller's part of one voter; also the listener of its `QuorumDriver`. Use it within one event loop.
+    """The controller part of one voter, and the listener of its `QuorumDriver`. Use it within one event loop.
 
     The future `failed` receives the error if this node cannot continue.
     """
@@ -128,8 +128,8 @@ class QuorumController:
     # --- notifications of the driver and the loader
 
     def state_changed(self, state: State, epoch: int, leader_id: int) -> None:
-        """Deactivate if `state` and `epoch` end the epoch that this node led, and schedule an activation if it may lead
-        now. `leader_id` is -1 if the leader is unknown."""
+        """Deactivate if `state` and `epoch` end the epoch that this node led, and schedule an activation if this node
+        may lead now. `leader_id` is -1 if the leader is unknown."""
         if leader_id not in (-1, self._known_leader):
             self._known_leader = leader_id
             self._metrics.new_active_controllers.inc()
@@ -140,7 +140,7 @@ class QuorumController:
         self._activate_soon()
 
     def committed(self, high_watermark: int) -> None:
-        """Apply the records below `high_watermark`, and complete the responses that waited for it."""
+        """Apply the records below `high_watermark`, and complete the responses that waited for their commit."""
         self.loader.committed(high_watermark)
         if self.active is not None:
             self.active.committed(high_watermark)
@@ -159,7 +159,8 @@ class QuorumController:
             self._activation = asyncio.get_running_loop().call_soon(self._activate)
 
     def _activate(self) -> None:
-        """Become active if this node leads, its epoch's start is committed and the image contains the whole log."""
+        """Become active if this node leads, the start of its epoch is committed and the image contains the whole
+        log."""
         if self._activation is not None:
             self._activation.cancel()
             self._activation = None
@@ -198,8 +199,8 @@ class QuorumController:
         """Make a decision and return its response once it is committed. `operation` names it in metrics.
 
         Raises KafkaError: NOT_CONTROLLER if this controller is not active, has lost contact with a majority or stops
-        being active before the commit (a failed single voter: its fatal error); REQUEST_TIMED_OUT if too many
-        operations are pending; or the error of the decision.
+        being active before the commit (a single voter that failed raises its fatal error instead); REQUEST_TIMED_OUT if
+        too many operations are pending; or the error of the decision.
         """
         active, leadership = self.active, self.driver.machine.leadership
         if active is None:

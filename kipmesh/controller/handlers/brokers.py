@@ -22,8 +22,8 @@ async def broker_registration(
 async def broker_heartbeat(
     controller: ControllerParts, request: m.BrokerHeartbeatRequest, context: RequestContext
 ) -> Any:
-    """Renew a broker's session, and record the stream of this heartbeat as the broker's. Error codes:
-    BROKER_ID_NOT_REGISTERED, STALE_BROKER_EPOCH. Raises KafkaError as `QuorumController.do` does."""
+    """Renew a broker's session, and record the stream that carried this heartbeat as the broker's current one. Error
+    codes: BROKER_ID_NOT_REGISTERED, STALE_BROKER_EPOCH. Raises KafkaError as `QuorumController.do` does."""
     stream = context.stream
     if stream:
         controller.heartbeat_streams[stream] = request.broker_id

@@ -29,7 +29,7 @@ async def incremental_alter_configs(
 
 async def alter_configs(controller: ControllerParts, request: m.AlterConfigsRequest, context: RequestContext) -> Any:
     """Set the keys in the request and delete all other keys of each resource, then retry pending elections. A resource
-    named twice gets INVALID_REQUEST; other error codes as in IncrementalAlterConfigs. Raises KafkaError as
+    named twice gets INVALID_REQUEST; the other error codes are those of IncrementalAlterConfigs. Raises KafkaError as
     `QuorumController.do` does."""
     return await _alter(controller, "AlterConfigs", lambda core: _replace(core, request))
 

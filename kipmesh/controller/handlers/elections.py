@@ -27,9 +27,9 @@ RETRY_S = 0.1
 async def elect_leaders(
     controller: ControllerParts, request: m.ElectLeadersRequest, context: RequestContext
 ) -> m.ElectLeadersResponse:
-    """Elect leaders of the named partitions, with the results of the table in `core.metadata.elections`.
+    """Elect leaders for the named partitions, with the results in the table in `core.metadata.elections`.
 
-    If the request names none, all partitions that need an election are decided, and the response omits those that
+    If the request names no partitions, leaders are elected for all that need one, and the response omits those that
     turned out not to need one. An unclean election waits for missing log ends until the request's timeout. An unknown
     election type gets INVALID_REQUEST. Raises KafkaError as `QuorumController.do` does.
     """
@@ -76,7 +76,7 @@ async def _retry_pending(
     results: dict[TopicPartition, ElectionResult],
     deadline: float,
 ) -> None:
-    """Repeat the decision for partitions that wait for log ends, until `deadline` (time of the event loop, s)."""
+    """Repeat the decision for partitions that wait for log ends, until `deadline` (event loop time in s)."""
     loop = asyncio.get_running_loop()
     while loop.time() + RETRY_S < deadline and (pending := [key for key, each in results.items() if each.is_pending]):
         await asyncio.sleep(RETRY_S)
