@@ -56,8 +56,8 @@ def _in_order(members: Sequence[GroupMember]) -> list[GroupMember]:
 
 
 def assign_range(partitions: Mapping[str, int], members: Sequence[GroupMember]) -> Assignments:
-    """Assign each topic's partitions as consecutive ranges to its subscribers. The first subscribers get one more each
-    if the number is not a multiple."""
+    """Assign each topic's partitions as consecutive ranges to its subscribers. If the partitions do not divide evenly,
+    the first subscribers get one more each."""
     assignments: Assignments = {member.member_id: [] for member in members}
     ordered = _in_order(members)
     for topic in sorted(partitions):
@@ -90,7 +90,7 @@ def assign_round_robin(partitions: Mapping[str, int], members: Sequence[GroupMem
 
 
 def assign_cooperative_sticky(partitions: Mapping[str, int], members: Sequence[GroupMember]) -> Assignments:
-    """Assign balanced loads with few changes. A partition that another member must revoke first is in no assignment."""
+    """Assign balanced loads with few changes. A partition that another member must revoke first stays unassigned."""
     ordered = _in_order(members)
     topics = {member.member_id: frozenset(member.subscription.topics) for member in ordered}
     claims = {member.member_id: flat(member.subscription.owned_partitions) for member in ordered}
@@ -106,8 +106,8 @@ def assign_cooperative_sticky(partitions: Mapping[str, int], members: Sequence[G
 
 
 def _owners(members: Sequence[GroupMember]) -> dict[Partition, str]:
-    """Return partition -> last owner. Of several claims the one with the latest generation counts; a partition that two
-    members claim in it is omitted."""
+    """Return partition -> last owner. Of several claims, the one with the latest generation counts. A partition that
+    two members claim in that generation is omitted."""
     owners: dict[Partition, tuple[int, str | None]] = {}
     for member in members:
         generation = _generation(member.subscription)
@@ -131,8 +131,9 @@ class StickyAssignment:
     """A balanced assignment close to the last one.
 
     Members keep their partitions first. Unowned partitions go to the least loaded eligible member. Then, while a member
-    has at least two partitions more than one that it can relieve, directly or by a chain of members that each pass one
-    on, one partition moves along the chain. The result has the most even loads that the subscriptions allow.
+    has at least two partitions more than another one to which it can pass a partition, directly or through a chain of
+    members that each pass one on, one partition moves along the chain. The result has the most even loads that the
+    subscriptions allow.
 
     Invariants: each partition has one owner, which subscribes to its topic; with equal subscriptions, loads differ by
     at most one and no member below its share loses a partition.
@@ -217,7 +218,7 @@ class StickyAssignment:
                 stuck.add(source)
 
     def _chain(self, source: int) -> list[tuple[int, str, int]]:
-        """Return the shortest chain from `source` to a member with at least two partitions less, as (giver, topic,
+        """Return the shortest chain from `source` to a member with at least two fewer partitions, as (giver, topic,
         taker) moves, last move first. Empty if there is none."""
         load_max = self._loads[source] - 2
         reached_by: dict[int, tuple[int, str]] = {source: (source, "")}

@@ -69,7 +69,7 @@ class Member:
 
     @property
     def needs_no_heartbeat(self) -> bool:
-        """Whether a pending JoinGroup or SyncGroup replaces heartbeats; never for new members."""
+        """Whether a pending JoinGroup or SyncGroup replaces heartbeats; always False for new members."""
         return not self.is_new and (self.awaiting_join is not None or self.awaiting_sync is not None)
 
     def matches(self, protocols: Sequence[JoinGroupRequestProtocol]) -> bool:
@@ -78,7 +78,7 @@ class Member:
 
 
 def first_per_name(protocols: Sequence[JoinGroupRequestProtocol]) -> dict[str, bytes]:
-    """Return protocol name -> metadata. Of several entries with one name, the first counts."""
+    """Return protocol name -> metadata. Of several entries with the same name, the first counts."""
     protocols_by_name: dict[str, bytes] = {}
     for protocol in protocols:
         protocols_by_name.setdefault(protocol.name, protocol.metadata)
@@ -199,7 +199,7 @@ class ClassicGroup:
 
     def supports(self, protocol_type: str, protocols: Sequence[JoinGroupRequestProtocol]) -> bool:
         """Return whether a member with these protocols can join: the protocol type is the group's, and all members
-        support one of the protocols. An Empty group accepts any type and protocols, but not none."""
+        support one of the protocols. An Empty group accepts any type and protocols, but neither may be empty."""
         if self.state is GroupState.EMPTY:
             return bool(protocol_type and protocols)
         candidates = self._common_protocols()
@@ -220,7 +220,7 @@ class ClassicGroup:
 
     def is_subscribed(self, topic: str) -> bool:
         """Return whether a member subscribes to the topic. With unknown subscriptions, True for a consumer group and
-        False for another."""
+        False for any other."""
         return self.is_consumer if self.subscribed_topics is None else topic in self.subscribed_topics
 
     def _subscribed_topics(self) -> frozenset[str] | None:
@@ -244,7 +244,7 @@ class ClassicGroup:
 
     def record(self, assignment: dict[str, bytes]) -> records.GroupRecord:
         """Return the record of the current generation. `assignment` maps member id to encoded assignment; members
-        without one get an empty one."""
+        missing from it get an empty assignment."""
         name = self.protocol_name or ""
         members = [
             records.MemberMetadata(
@@ -274,7 +274,7 @@ class ClassicGroup:
     # --- changes ---------------------------------------------------------------------------------------------------
 
     def transition_to(self, state: GroupState, wall_ms: int) -> None:
-        """Change the state at `wall_ms`. Raises ValueError for a transition that `TRANSITIONS` lacks."""
+        """Change the state at `wall_ms`. Raises ValueError for a transition that is not in `TRANSITIONS`."""
         if state not in TRANSITIONS[self.state]:
             raise ValueError(f"group {self.group_id} cannot go from {self.state.value} to {state.value}")
         self.previous_state, self.state = self.state, state

@@ -35,7 +35,8 @@ Event = ParamSpec("Event")
 
 
 def partition_for(group_id: str, partitions: int) -> int:
-    """Return the partition of `__consumer_offsets` that stores the group, by Java's hash of its id as in Kafka.
+    """Return the partition of `__consumer_offsets` that stores the group, computed from Java's hash of its id, as in
+    Kafka.
 
     `partitions` is the number of partitions of that topic.
     """
@@ -134,8 +135,8 @@ class GroupCoordinator:
         return listed
 
     def describe(self, group_id: str) -> m.DescribedGroup:
-        """Return one group of a DescribeGroups response. An unknown group has the state Dead and no error. Protocol,
-        metadata and assignments are empty unless the group is Stable."""
+        """Return the description of a group for a DescribeGroups response. An unknown group has the state Dead and no
+        error. Protocol, metadata and assignments are empty unless the group is Stable."""
         group = self._state.group(group_id)
         if group is None:
             return m.DescribedGroup(group_id=group_id, group_state=GroupState.DEAD.value)

@@ -119,7 +119,7 @@ class CoordinatorState:
 
     def write(self, group_id: str, records: Sequence[Record], outcome: Outcome | None = None) -> None:
         """Add a write to the event's result, which the driver appends as one batch. Calls `outcome` when the driver
-        reports its result."""
+        reports the result of the write."""
         self._last_write += 1
         write = Write(self._last_write, group_id, tuple(records))
         self._pending[write.id] = _Pending(write, outcome)

@@ -24,7 +24,7 @@ TEXT_BYTES_MAX = 8192
 
 
 def is_too_long(*names: str | None) -> bool:
-    """Return whether a name exceeds TEXT_BYTES_MAX in UTF-8. None is never too long."""
+    """Return whether any of the names exceeds TEXT_BYTES_MAX in UTF-8. None is never too long."""
     return any(name is not None and len(name.encode()) > TEXT_BYTES_MAX for name in names)
 
 
@@ -171,7 +171,7 @@ class Membership:
         self._rebalances.rebalance(group, now)
 
     def _replace(self, group: ClassicGroup, join: _Join, new_id: str, now: Instant) -> None:
-        """Give a static member that joined without its member id a new one, and fence the old id."""
+        """Give a new member id to a static member that joined without its id, and fence the old id."""
         instance_id = join.request.group_instance_id or ""
         old_id, leader_before = group.static_members[instance_id], group.leader_id
         self._rebalances.dismiss(group.members[old_id], ErrorCode.FENCED_INSTANCE_ID)

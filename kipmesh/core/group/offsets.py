@@ -94,8 +94,9 @@ class Offsets:
     # --- OffsetFetch -----------------------------------------------------------------------------------------------
 
     def fetch(self, request: m.OffsetFetchRequestGroup, request_id: int) -> None:
-        """Handle one group of an OffsetFetch (API key 9). Without topics it returns all committed offsets. Partitions
-        without one, also of an unknown group, get -1 and no error. Error code: NOT_COORDINATOR."""
+        """Handle one group of an OffsetFetch (API key 9). A request without topics gets all committed offsets.
+        Partitions without a committed offset, including those of an unknown group, get -1 and no error. Error code:
+        NOT_COORDINATOR."""
         if self._state.is_closed:
             self._state.respond(request_id, m.OffsetFetchResponseGroup(request.group_id, (), ErrorCode.NOT_COORDINATOR))
             return
@@ -249,7 +250,7 @@ class Offsets:
 
 
 def tombstones(group_id: str, places: Collection[TopicPartition]) -> list[r.Record]:
-    """Return the records that delete the group's offsets of these partitions."""
+    """Return the records that delete the group's offsets for these partitions."""
     return [r.OffsetRecord(r.OffsetCommitKey(group_id, *place), None) for place in places]
 
 

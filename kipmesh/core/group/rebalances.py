@@ -101,8 +101,8 @@ class Rebalances:
     # --- timeouts --------------------------------------------------------------------------------------------------
 
     def expect_heartbeat(self, group: ClassicGroup, member_id: str, within_ms: int, now: Instant) -> None:
-        """Restart the member's session timer: `session_expired` follows after `within_ms` unless it is restarted
-        before."""
+        """Restart the member's session timer: `session_expired` is called after `within_ms` unless the timer is
+        restarted before then."""
         self._state.timers.set((HEARTBEAT, group.group_id, member_id), now.monotonic_ms + within_ms)
 
     def reset_session(self, group: ClassicGroup, member_id: str, now: Instant) -> None:
@@ -162,12 +162,13 @@ class Rebalances:
     # --- responses -------------------------------------------------------------------------------------------------
 
     def park_join(self, member: Member, request_id: int) -> None:
-        """Hold a JoinGroup until the next generation. An earlier pending one gets REBALANCE_IN_PROGRESS."""
+        """Hold a JoinGroup until the next generation. An earlier pending JoinGroup gets REBALANCE_IN_PROGRESS."""
         self.respond_join(member, JoinGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
         member.awaiting_join, member.is_disconnected = request_id, False
 
     def park_sync(self, member: Member, request_id: int) -> None:
-        """Hold a SyncGroup until the assignment is committed. An earlier pending one gets REBALANCE_IN_PROGRESS."""
+        """Hold a SyncGroup until the assignment is committed. An earlier pending SyncGroup gets
+        REBALANCE_IN_PROGRESS."""
         self.respond_sync(member, SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
         member.awaiting_sync = request_id
 
@@ -184,12 +185,13 @@ class Rebalances:
             member.awaiting_sync = None
 
     def dismiss(self, member: Member, code: ErrorCode) -> None:
-        """Fail the pending requests of a member that is removed or replaced with `code`."""
+        """Respond with `code` to the pending requests of a member that is removed or replaced."""
         self.respond_join(member, JoinGroupResponse(error_code=code, member_id=member.member_id))
         self.respond_sync(member, SyncGroupResponse(error_code=code))
 
     def join_response(self, group: ClassicGroup, member: Member) -> JoinGroupResponse:
-        """Return the member's JoinGroup response for the current generation. Only the leader's has the member list."""
+        """Return the member's JoinGroup response for the current generation. Only the leader's response contains the
+        member list."""
         is_leader = group.leader_id == member.member_id
         return JoinGroupResponse(
             generation_id=group.generation_id,

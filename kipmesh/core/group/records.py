@@ -91,14 +91,14 @@ def decode(of: type[_M], data: bytes, *, newer_versions_extend: bool = False, is
 
 
 class OffsetRecord(NamedTuple):
-    """A committed offset; with the value None, the tombstone that deletes it."""
+    """A committed offset or, if the value is None, the tombstone that deletes it."""
 
     key: OffsetCommitKey
     value: OffsetCommitValue | None
 
 
 class GroupRecord(NamedTuple):
-    """A group's generation; with the value None, the tombstone that deletes the group."""
+    """A group's generation or, if the value is None, the tombstone that deletes the group."""
 
     key: GroupMetadataKey
     value: GroupMetadataValue | None
@@ -108,7 +108,7 @@ Record: TypeAlias = OffsetRecord | GroupRecord
 
 
 def encode_record(record: Record) -> tuple[bytes, bytes | None]:
-    """Return the encoded key and value, None for a tombstone's value. Raises ValueError for a value that does not fit
+    """Return the encoded key and value; a tombstone's value is None. Raises ValueError for a value that does not fit
     its field."""
     if isinstance(record, OffsetRecord):
         key = encode(record.key, OFFSET_COMMIT_KEY_VERSIONS[1])
@@ -155,8 +155,8 @@ def encode_assignment(assignment: Assignment, version: int = HIGHEST_VERSION) ->
 
 
 def decode_assignment(data: bytes) -> Assignment:
-    """Return the assignment of a SyncGroup response; no bytes are an empty assignment. Raises CorruptRecordError for
-    other malformed bytes."""
+    """Return the assignment of a SyncGroup response; empty bytes mean an empty assignment. Raises CorruptRecordError
+    for malformed bytes."""
     if not data:
         return Assignment()
     return decode(Assignment, data, newer_versions_extend=True)

@@ -58,7 +58,8 @@ class GroupTable:
         return self._offsets.get(group_id, _NO_OFFSETS)
 
     def committed(self) -> Iterator[tuple[str, TopicPartition, int]]:
-        """Yield (group id, (topic, partition), offset) of all committed offsets. Safe while another thread replays."""
+        """Yield (group id, (topic, partition), offset) of all committed offsets. Safe while another thread calls
+        `replay`."""
         for group_id, offsets in list(self._offsets.items()):
             for place, value in list(offsets.items()):
                 yield group_id, place, value.offset

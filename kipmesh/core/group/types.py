@@ -10,14 +10,14 @@ from kipmesh.core.group.records import Record
 
 
 class Instant(NamedTuple):
-    """A moment by both clocks. `wall_ms` stamps records; `monotonic_ms` measures time."""
+    """A moment on both clocks. `wall_ms` stamps records; `monotonic_ms` measures time."""
 
     wall_ms: int
     monotonic_ms: int
 
 
 class Client(NamedTuple):
-    """The sender of a JoinGroup request. The flags follow from the request's version; gRPC clients have both."""
+    """The sender of a JoinGroup request. The flags follow from the request's version; gRPC clients have both set."""
 
     client_id: str
     host: str
@@ -44,7 +44,7 @@ class Settings(NamedTuple):
 
 
 class Write(NamedTuple):
-    """Records to append as one batch, after earlier writes. `id` increases."""
+    """Records to append as one batch, after earlier writes. Each write has a higher `id` than the one before."""
 
     id: int
     group_id: str
