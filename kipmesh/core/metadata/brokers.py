@@ -138,7 +138,8 @@ class BrokerLifecycle:
     def heartbeat(
         self, request: m.BrokerHeartbeatRequest, now_ms: int, next_offset: int, connection: int = 0
     ) -> Decision[m.BrokerHeartbeatResponse]:
-        """Decide BrokerHeartbeat: unfence, fence or shut down the broker and elect leaders that this allows.
+        """Decide BrokerHeartbeat: unfence, fence or shut down the broker, and elect leaders where this makes it
+        possible.
 
         `next_offset` is the offset of the next record. `connection` is the id of the connection that carried the
         heartbeat, or 0 if its end is not reported to `disconnected`. Error codes, without records:
@@ -195,8 +196,9 @@ class BrokerLifecycle:
         """Return the records that clear `last_known_elr` of partitions that the broker leads, because it has applied
         the metadata up to `metadata_offset`.
 
-        Empty if there is none to clear. Normally one event clears all. If the broker lags behind the newest change, up
-        to PROVEN_RECORDS_MAX partition records are returned, so that constant changes cannot delay the proof forever.
+        Empty if there are none to clear. Normally, one event clears them all. If the broker lags behind the newest
+        change, up to PROVEN_RECORDS_MAX partition records are returned, so that constant changes cannot delay the proof
+        forever.
         """
         unproven = self._image.unproven(broker.broker_id)
         if not unproven:
@@ -283,8 +285,8 @@ class BrokerLifecycle:
     def expired(self, now_ms: int) -> list[int]:
         """Return the ids of unfenced brokers whose sessions have expired, earliest expiry first.
 
-        Each of them gets a new session, and is returned again if that expires. Expired sessions of other brokers are
-        removed.
+        Each of them gets a new session, and is returned again if the new session expires. Expired sessions of other
+        brokers are removed.
         """
         expired = []
         for broker_id in self._sessions.expired(now_ms):
@@ -299,8 +301,8 @@ class BrokerLifecycle:
         """Return the records that fence the first of `broker_ids`, which must be registered.
 
         With level 1 of `kipmesh.fencing` (630-16) this is one event, with level 0 also one record per changed
-        partition. The other brokers, which the caller fences next, are not elected in its place (at level 1 the next
-        ALSO_GONE_MAX of them).
+        partition. The other brokers, which the caller fences next, are not elected in its place (at level 1, this holds
+        only for the next ALSO_GONE_MAX of them).
         """
         broker = self._image.brokers[broker_ids[0]]
         event = r.BrokerRegistrationChangeRecord(broker.broker_id, broker.broker_epoch, fenced=1)
@@ -315,7 +317,7 @@ class BrokerLifecycle:
 
     def _leave_records(self, excluded: Collection[int], *, unclean: bool) -> list[r.Record]:
         """Return the changes that remove the first of `excluded` from ISRs and leaderships. None of `excluded` is
-        elected. With `unclean`, the broker leaves an ISR even as its last member."""
+        elected. With `unclean`, the broker is removed from an ISR even if it is the last member."""
         broker_id = next(iter(excluded))
         can_lead = self._can_lead_without(excluded)
         topics = self._image.topics
@@ -336,8 +338,8 @@ class BrokerLifecycle:
         """Return the records that elect leaders of these existing, leaderless partitions if all available replicas have
         reported log ends.
 
-        For the other partitions, the next heartbeat responses request the log ends, and the election follows their
-        reports unless `cancel_unclean` cancels it.
+        For the other partitions, the next heartbeat responses request the log ends, and the election takes place once
+        these are reported, unless `cancel_unclean` cancels it.
         """
         self._unclean_requested.update(dict.fromkeys(keys))
         return self._elect_by_log_end(keys, self._image.can_lead)

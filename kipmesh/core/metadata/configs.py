@@ -41,8 +41,8 @@ DYNAMIC_KEYS: Mapping[str, str] = {
 def alter_configs(
     controller: ControllerState, request: m.IncrementalAlterConfigsRequest
 ) -> Decision[m.IncrementalAlterConfigsResponse]:
-    """Decide IncrementalAlterConfigs: set or remove keys, all or none of a resource. With `validate_only`, write no
-    records.
+    """Decide IncrementalAlterConfigs: set or remove keys. For each resource, all changes are made or none. With
+    `validate_only`, write no records.
 
     Error codes per resource: INVALID_CONFIG, INVALID_REQUEST, UNKNOWN_TOPIC_OR_PARTITION, BROKER_ID_NOT_REGISTERED,
     POLICY_VIOLATION (the metadata topic).
@@ -129,7 +129,7 @@ def _topic(image: MetadataImage, resource: m.AlterConfigsResource | m.DescribeCo
 
 def _broker_name(image: MetadataImage, name: str) -> str:
     """Return the broker id without leading zeros, or "" (all brokers) for "". Raises
-    KafkaError(BROKER_ID_NOT_REGISTERED), also if `name` is not a number."""
+    KafkaError(BROKER_ID_NOT_REGISTERED) if there is no such broker or `name` is not a number."""
     if name == "":
         return name
     if not (name.isascii() and name.isdecimal() and len(name) <= len(str(2**31)) and int(name) in image.brokers):

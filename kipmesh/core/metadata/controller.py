@@ -59,8 +59,8 @@ class MetadataController(ControllerState):
     def activate(self, now_ms: int) -> list[r.Record]:
         """Become the active controller: start a fresh session for each unfenced broker.
 
-        Return the feature records to append: `metadata.version` and `kipmesh.fencing`, unless the log has them
-        (`kipmesh.fencing` at FENCING_LEVEL).
+        Return the feature records to append: `metadata.version` if the log lacks it, and `kipmesh.fencing` if its level
+        is below FENCING_LEVEL.
         """
         for broker in self.image.brokers.values():
             if not broker.fenced:

@@ -88,7 +88,7 @@ def _upsertion(requested: m.ScramCredentialUpsertion) -> Record:
 
 
 def _check_name_and_mechanism(name: str, mechanism: int) -> str:
-    """Return the mechanism's name. Raises KafkaError: UNACCEPTABLE_CREDENTIAL (user name) or
+    """Return the mechanism's name. Raises KafkaError: UNACCEPTABLE_CREDENTIAL (invalid user name) or
     UNSUPPORTED_SASL_MECHANISM."""
     if not name or not is_name(name):
         text = f"a user name must not be empty, and must have {NAME_RULE}"
@@ -101,8 +101,8 @@ def _check_name_and_mechanism(name: str, mechanism: int) -> str:
 def describe_user_scram_credentials(
     controller: ControllerState, request: m.DescribeUserScramCredentialsRequest
 ) -> Decision[m.DescribeUserScramCredentialsResponse]:
-    """Decide DescribeUserScramCredentials: return mechanisms and iterations of the named users, or of all if none is
-    named; no secrets.
+    """Decide DescribeUserScramCredentials: return the mechanisms and iterations, but not the secrets, of the named
+    users, or of all users if none is named.
 
     Error codes per user: DUPLICATE_RESOURCE, RESOURCE_NOT_FOUND.
     """

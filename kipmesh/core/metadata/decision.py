@@ -76,7 +76,8 @@ def find_partition(image: MetadataImage, topic_name: str, partition: int) -> tup
 
 
 def check_replicas(image: MetadataImage, replicas: Sequence[int]) -> None:
-    """Raise KafkaError(INVALID_REPLICA_ASSIGNMENT) unless the replicas are distinct registered brokers, at least one.
+    """Raise KafkaError(INVALID_REPLICA_ASSIGNMENT) unless there is at least one replica and all are distinct,
+    registered brokers.
 
     Fenced brokers are allowed, because they may return.
     """

@@ -59,10 +59,11 @@ class Drains:
         self._last_walk_id = 0
 
     def plan(self, request: m.PlanBrokerDrainRequest) -> m.PlanBrokerDrainResponse:
-        """Return moves for some of the broker's replicas and the cursor of the next plan, None after the last replica.
+        """Return moves for some of the broker's replicas and the cursor of the next plan, which is None after the last
+        replica.
 
         With `is_check`, no moves are returned. `leaving` counts the replicas of this step that a running reassignment
-        already removes. Error codes: BROKER_ID_NOT_REGISTERED (and no partition has a replica on it);
+        already removes. Error codes: BROKER_ID_NOT_REGISTERED if the broker is not registered and has no replicas;
         INVALID_REPLICATION_FACTOR if no broker can replace the drained one for a partition.
         """
         image, broker_id = self._image, request.broker_id
@@ -128,8 +129,8 @@ class _Plan:
     """One plan: chooses replacements by the brokers' loads, which it updates as partitions are planned."""
 
     def __init__(self, image: MetadataImage, broker_id: int, topic_loads: dict[bytes, Counter[int]]) -> None:
-        """`topic_loads` has the replica counts per topic and broker that earlier plans of the same walk counted and
-        planned."""
+        """Args: topic_loads: replica counts per topic and broker, as counted and planned by earlier plans of the same
+        walk."""
         brokers = image.brokers
         self._racks = {each: broker.rack or "" for each, broker in brokers.items()}
         self._leader_services = {each for each, broker in brokers.items() if broker.is_leader_role}
@@ -167,8 +168,8 @@ class _Plan:
         return (first, *[replica for replica in others if replica != first], best)
 
     def count_load(self, topic: TopicState) -> int:
-        """Count each broker's replicas of the topic once per walk, by sampling a large topic. Return the number of
-        partitions examined, 0 if the topic was counted before."""
+        """Count each broker's replicas of the topic once per walk; large topics are sampled. Return the number of
+        partitions examined, or 0 if the topic was counted before."""
         if topic.topic_id in self._topic_loads:
             return 0
         step = len(topic.partitions) // CHECKED_MAX + 1

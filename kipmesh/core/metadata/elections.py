@@ -76,8 +76,8 @@ def leave_isr(
     """Return the change that removes `broker_id` from leadership and ISR, or None if nothing changes. `can_lead` must
     exclude it.
 
-    The first ISR member in replica order that can lead becomes the leader, also if there was none. The last member
-    stays in the ISR without leading, unless `unclean`: its broker stopped uncleanly or lost the log.
+    The first ISR member in replica order that can lead becomes the leader, even if the partition had none. The last
+    member stays in the ISR without leading, unless `unclean`: its broker stopped uncleanly or lost the log.
     """
     isr: Sequence[int] = state.isr
     remembered: Sequence[int] = state.last_known_elr
@@ -108,8 +108,7 @@ def elect_clean(key: PartitionKey, state: PartitionState, can_lead: CanLead) -> 
 
 
 def wants_log_end(state: PartitionState, broker_id: int, *, unclean_allowed: bool) -> bool:
-    """Return whether the partition has no leader and an election of this partition needs the log end of this broker's
-    replica."""
+    """Return whether the partition has no leader and needs the log end of this broker's replica to elect one."""
     if state.leader != NO_LEADER or is_lost(state, broker_id):
         return False
     return (not state.isr and broker_id in state.last_isr) or (unclean_allowed and broker_id in state.replicas)
@@ -157,8 +156,8 @@ def elect_by_log_end(
 
 
 def _plausible(end: LogEnd, leader_epoch: int) -> LogEnd:
-    """Return the log end, or LogEnd(-1, -1) if its epoch is newer than the partition's: the header of its last batch is
-    corrupt then."""
+    """Return the log end, or LogEnd(-1, -1) if its epoch is newer than the partition's, because the header of the last
+    batch is then corrupt."""
     return end if end.last_epoch <= leader_epoch else LogEnd(-1, -1)
 
 
@@ -247,8 +246,8 @@ def _check_leaderless(controller: ControllerState, state: PartitionState) -> Non
 
 
 def elect_preferred(controller: ControllerState, keys: Iterable[PartitionKey], count_max: int) -> Decision[int]:
-    """Elect the preferred leaders of up to `count_max` of these partitions. Skips partitions that it leads already or
-    cannot lead. The response is the number elected."""
+    """Elect the preferred leaders of up to `count_max` of these partitions. Skips partitions that their preferred
+    leader already leads or cannot lead. The response is the number of leaders elected."""
     image = controller.image
     records: list[Record] = []
     for key in keys:
@@ -263,8 +262,8 @@ def elect_preferred(controller: ControllerState, keys: Iterable[PartitionKey], c
 
 
 def preferred_candidates(controller: ControllerState) -> Decision[list[PartitionKey]]:
-    """Return the keys of partitions whose preferred leader does not lead although its broker is available. It may be
-    outside the ISR."""
+    """Return the keys of partitions whose preferred leader does not lead although its broker is available. The
+    preferred leader may be outside the ISR."""
     image = controller.image
     return Decision((), [key for leader, keys in image.imbalanced.items() if image.can_lead(leader) for key in keys])
 

@@ -77,11 +77,11 @@ def successors(brokers: Mapping[int, BrokerState], record: BrokerRegistrationCha
 def without_broker(
     states: Iterable[PartitionState], broker_id: int, can_lead: Container[int]
 ) -> Iterator[PartitionState | None]:
-    """Yield each partition's state after the broker was fenced: without the broker in ISR (unless it is the last
-    member) and leadership, or None where nothing changes.
+    """Yield each partition's state after the broker was fenced: with the broker removed from the ISR (unless it is the
+    last member) and from leadership, or None if nothing changes.
 
-    Every state must have a replica on the broker. A broker may have tens of thousands of partitions in one step of the
-    event loop, so equal ISRs share one value and `tuple.__new__` bypasses the slower constructor.
+    Every state must have a replica on the broker. One step of the event loop may process tens of thousands of
+    partitions, so equal ISRs share one value and `tuple.__new__` bypasses the slower constructor.
     """
     make, alone, gone = tuple.__new__, (broker_id,), (broker_id, NO_LEADER)
     rests: dict[Sequence[int], Sequence[int]] = {}
@@ -115,7 +115,7 @@ def without_broker(
 
 
 def _without(isr: Sequence[int], broker_id: int) -> Sequence[int]:
-    """Return the ISR without the broker, or unchanged if the broker is its last member."""
+    """Return the ISR without the broker, or the unchanged ISR if the broker is its last member."""
     return tuple([member for member in isr if member != broker_id]) if len(isr) > 1 else isr
 
 

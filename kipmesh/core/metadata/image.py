@@ -70,7 +70,7 @@ def common(some: Collection[PartitionKey], others: Collection[PartitionKey]) -> 
 
 
 def _discard(index: dict[int, dict[PartitionKey, _V]], broker_id: int, key: PartitionKey) -> None:
-    """Remove the key from the broker's entry of an index, if present, and the entry when it becomes empty."""
+    """Remove the key from the broker's entry of an index, if present. Drop the entry when it becomes empty."""
     keys = index.get(broker_id)
     if keys is not None:
         keys.pop(key, None)
@@ -144,7 +144,7 @@ class PartitionIndexes:
 class MetadataImage:
     """All metadata up to and including `offset`. A new image is empty.
 
-    Pass the snapshot's last offset, epoch and timestamp if its records will be applied, else no arguments.
+    To apply the records of a snapshot, pass its last offset, epoch and timestamp; otherwise pass no arguments.
     """
 
     offset: int = -1
@@ -175,7 +175,7 @@ class MetadataImage:
     _indexes: PartitionIndexes = field(default_factory=PartitionIndexes, init=False)
 
     def capture(self) -> CapturedImage:
-        """Return an immutable view of the image. Cost: a copy of the outer mappings, some ms for a million topics.
+        """Return an immutable view of the image. Copies the outer mappings, which takes a few ms for a million topics.
 
         Raises RuntimeError if the image has failed (630-15) or is within a batch.
         """
@@ -237,8 +237,8 @@ class MetadataImage:
         return self._indexes.reassigning.keys()
 
     def unproven(self, leader: int) -> Mapping[PartitionKey, int]:
-        """Return the partitions that this broker leads and that have a last known ELR -> offset of the record that set
-        this state."""
+        """Return partition -> offset of the record that set this state, for partitions with a last known ELR that this
+        broker leads."""
         return self._indexes.unproven.get(leader, _NO_OFFSETS)
 
     def broker_config(self, name: str) -> Mapping[str, str]:
@@ -261,7 +261,7 @@ class MetadataImage:
         return self.features.get(fencing.FENCING_FEATURE, 0)
 
     def required_brokers(self, topic_id: bytes, partition: int) -> tuple[int, ...]:
-        """Return the unavailable brokers of which a leaderless partition needs one or all to elect a leader.
+        """Return the unavailable brokers that a leaderless partition needs (one or all of them) to elect a leader.
 
         These are the unavailable members of the ISR, or of the last ISR if the ISR is empty. Empty if the partition has
         a leader or does not exist, or all members are available.

@@ -143,13 +143,13 @@ def _is_eligible(image: MetadataImage, state: PartitionState, member: m.IsrMembe
 
 
 def has_lost_directories(before: BrokerState | None, log_dirs: Sequence[bytes]) -> bool:
-    """Return whether a registering broker lacks a log directory of its registration `before`. False without `before`,
-    or if it reports no directories."""
+    """Return whether a registering broker lacks a log directory of its registration `before`. False if `before` is None
+    or the broker reports no directories."""
     return before is not None and bool(log_dirs) and not set(before.log_dirs) <= set(log_dirs)
 
 
 def mark_all_lost(image: MetadataImage, broker_id: int, can_lead: CanLead) -> list[Record]:
-    """Return the changes that mark every replica of the broker as lost, without replicas that are lost already."""
+    """Return the changes that mark every replica of the broker as lost, except those that are already lost."""
     changes = [
         _mark_lost(key, image.topics[key[0]].partitions[key[1]], broker_id, can_lead)
         for key in image.partitions_of_broker(broker_id)
@@ -159,7 +159,7 @@ def mark_all_lost(image: MetadataImage, broker_id: int, can_lead: CanLead) -> li
 
 def directories_failed(broker: BrokerState, failed: Collection[bytes]) -> list[Record]:
     """Return the record that removes the failed log directories from the registration; empty if none is registered or
-    none would be left. The broker reports lost replicas itself."""
+    no directory would be left. The broker reports lost replicas itself."""
     left = [directory for directory in broker.log_dirs if directory not in failed]
     if not left or len(left) == len(broker.log_dirs):
         return []

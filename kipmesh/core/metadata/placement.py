@@ -34,8 +34,8 @@ class _Heap:
         return (self._load[broker], self._before[broker], broker)
 
     def peek(self, taken: Sequence[int], aside: list[int]) -> _Load | None:
-        """Return the entry of the least loaded broker that is not taken, or None if all are. Taken brokers move to
-        `aside` until `put_back`."""
+        """Return the entry of the least loaded broker that is not taken, or None if all are taken. Taken brokers move
+        to `aside` until `put_back`."""
         entries = self._entries
         while entries:
             entry = entries[0]

@@ -79,8 +79,8 @@ def is_complete(state: PartitionState, can_lead: CanLead) -> bool:
 def with_completion(
     image: MetadataImage, key: PartitionKey, before: PartitionState, change: PartitionChangeRecord | None
 ) -> PartitionChangeRecord | None:
-    """Return `change` (may be None), extended by the completion of the reassignment if that may complete after
-    `change`; else `change` as it is."""
+    """Return `change` (may be None), extended by the completion of the reassignment if it may complete after `change`;
+    otherwise return `change` unchanged."""
     state = before if change is None else apply_change(before, change)
     if not is_complete(state, image.can_lead):
         return change
@@ -95,8 +95,8 @@ def _finish(
     replicas: Sequence[int],
     isr: Sequence[int],
 ) -> PartitionChangeRecord:
-    """Return `base` extended by the change to these replicas, which ends the reassignment, and to the members of `isr`
-    among them.
+    """Return `base`, extended so that it ends the reassignment with these replicas, and with the members of `isr` among
+    them as the ISR.
 
     Raises KafkaError(INVALID_REPLICA_ASSIGNMENT) if the leader is dropped and none of the replicas can lead.
     """
@@ -112,7 +112,7 @@ def _finish(
 
 
 def _next_leader(before: PartitionState, replicas: Sequence[int], isr: Collection[int], can_lead: CanLead) -> int:
-    """Return the value of the record's `leader`. An unchanged leader is named again if replicas are dropped, which
+    """Return the value for the record's `leader`. An unchanged leader is named again if replicas are dropped, which
     starts a new leader epoch. Raises KafkaError(INVALID_REPLICA_ASSIGNMENT) if the leader is dropped and no replica can
     lead."""
     if before.leader in replicas:
@@ -264,8 +264,8 @@ def _drop_replicas(
 def list_partition_reassignments(
     controller: ControllerState, request: m.ListPartitionReassignmentsRequest
 ) -> Decision[m.ListPartitionReassignmentsResponse]:
-    """Return the running reassignments: all of them, or those of the requested partitions. Other and unknown partitions
-    are omitted without an error."""
+    """Return the running reassignments: all of them, or those of the requested partitions. Requested partitions that
+    are unknown or not being reassigned are omitted without an error."""
     image = controller.image
     wanted: dict[bytes, list[int]] = {}
     if request.topics is None:
