@@ -59,7 +59,7 @@ class SessionRequest(NamedTuple):
         return self.session_epoch <= INITIAL_EPOCH
 
     def fill(self, request: m.FetchRequest) -> m.FetchRequest:
-        """Return `request` with its session fields and topics replaced by these."""
+        """Return `request` with its session fields and topics replaced by those of this object."""
         return request._replace(**self._asdict())
 
 
@@ -76,7 +76,7 @@ class FetchedPartition(NamedTuple):
 class SessionResponse(NamedTuple):
     """Outcome of a response.
 
-    - `is_accepted`: `partitions` are the partitions of the response. If False, it is empty.
+    - `is_accepted`: `partitions` are the partitions of the response. If False, `partitions` is empty.
     - `error`: top-level error; NONE for a malformed response.
     - `retry_immediately`: only the session was lost; send the next request without backoff (227-19). If False, a full
       fetch failed and the user backs off.
@@ -208,7 +208,8 @@ class FetchSessionHandler:
     # -- responses
 
     def handle_response(self, request: SessionRequest, response: m.FetchResponse) -> SessionResponse:
-        """Process the response to `request`. Never raises: session errors and malformed responses are in the result.
+        """Process the response to `request`. Never raises: session errors and malformed responses are reported in the
+        result.
 
         A late or duplicate response is not accepted and changes nothing, except that the next `close` closes a session
         that was opened after the last `close`.
@@ -256,7 +257,7 @@ class FetchSessionHandler:
         return self._accept(partitions)
 
     def _match(self, response: m.FetchResponse) -> list[FetchedPartition] | None:
-        """Return the partitions of a response, or None if one is duplicate or was not requested."""
+        """Return the partitions of a response, or None if one of them is a duplicate or was not requested."""
         matched: dict[_Key, FetchedPartition] = {}
         count = 0
         for topic in response.responses:
@@ -293,10 +294,11 @@ class FetchSessionHandler:
         self._epoch = self._first_epoch
 
     def close(self) -> SessionRequest | None:
-        """Return the request that closes the session (227-17), or None without a session. Its response can be ignored.
+        """Return the request that closes the session (227-17), or None if there is no session. The response can be
+        ignored.
 
-        If a late response opened another session, a further `close` returns a request for that one. The handler may be
-        reused; from its next request on, such a late response is ignored.
+        If a late response opened another session, a further `close` returns the request that closes that session. The
+        handler may be reused; from its next request on, such a late response is ignored.
         """
         self._is_closed = True
         session_id, self.session_id = self.session_id, INVALID_SESSION_ID

@@ -60,7 +60,7 @@ class FetchSessionMetrics:
         _count(self.evictions_by_client, evictor)
 
     def refused(self, reason: Refusal, client_id: str) -> None:
-        """Count a full fetch that got no session, by reason; for a quota also by client id."""
+        """Count a full fetch that got no session, by reason and, if a quota was reached, by client id."""
         self.refusals[reason] += 1
         if reason is Refusal.QUOTA:
             _count(self.quota_refusals_by_client, client_id)

@@ -91,7 +91,8 @@ class SessionsByUse:
         self._sessions.pop(session, None)
 
     def unused(self, now_ms: int, unused_ms_max: int) -> Session | None:
-        """Return the least recently used session, or None if no session is unused for more than `unused_ms_max` ms.
+        """Return the least recently used session, or None if no session has been unused for more than `unused_ms_max`
+        ms.
 
         Ties: consumers before followers, then fewest partitions, then lowest id. A session with a running fetch counts
         as used now (227-16).
@@ -178,7 +179,8 @@ class AdoptedPolicy:
         self._old_followers = SessionsBySize()
 
     def room(self, owner: Owner, size: int, now_ms: int) -> SlotDecision:
-        """Return a free slot or that of a victim (227-14). Refusals are OFF without slots, FULL without a victim.
+        """Return a free slot or a victim's slot (227-14). Refusals: OFF if sessions are disabled, FULL if there is no
+        victim.
 
         The victim is an inactive session; else, for a follower, the smallest consumer session; else the smallest old
         session of the owner's kind (follower or consumer), if it has fewer than `size` partitions.
@@ -208,7 +210,7 @@ class AdoptedPolicy:
             (self._old_followers if session.owner.privileged else self._old_consumers).put(session)
 
     def added(self, session: Session) -> None:
-        """Add a session as just used and young: for `eviction_ms`, larger sessions cannot replace it."""
+        """Add a session, marked as just used. For `eviction_ms`, larger sessions cannot replace it."""
         self._by_use.used(session)
         self._young[session] = None
         if not session.owner.privileged:
@@ -222,7 +224,7 @@ class AdoptedPolicy:
                 table.put(session)
 
     def removed(self, session: Session) -> None:
-        """Remove a session from all orders."""
+        """Remove a session from all orderings."""
         self._by_use.remove(session)
         self._young.pop(session, None)
         for table in (self._consumers, self._old_consumers, self._old_followers):
@@ -236,7 +238,7 @@ class ReservedPolicy:
     Evicts only inactive sessions: those unused for more than `unused_ms_max`.
 
     Args: is_broker: whether an id belongs to a registered broker. A request with any other replica id uses the client
-    pool; otherwise a client could claim slots with arbitrary ids. size_min: minimum partitions of a session.
+    pool; otherwise a client could claim slots with arbitrary ids. size_min: minimum number of partitions of a session.
     """
 
     is_broker: Callable[[int], bool]
@@ -258,7 +260,7 @@ class ReservedPolicy:
         return self._clients, self.consumer_slots
 
     def room(self, owner: Owner, size: int, now_ms: int) -> SlotDecision:
-        """Return a slot in the owner's pool: free, or of an inactive session. Refusals are OFF, TOO_SMALL and FULL."""
+        """Return a slot in the owner's pool: a free one or an inactive session's. Refusals: OFF, TOO_SMALL and FULL."""
         pool, slots = self._pool(owner)
         if slots <= 0:
             return SlotDecision(Refusal.OFF)
@@ -282,7 +284,7 @@ class ReservedPolicy:
         self._pools[session.session_id].used(session)
 
     def removed(self, session: Session) -> None:
-        """Remove a session from its pool, and a broker's pool when it becomes empty."""
+        """Remove a session from its pool. Drop a broker's pool when it becomes empty."""
         pool = self._pools.pop(session.session_id)
         pool.remove(session)
         if not pool and self._brokers.get(session.owner.replica_id) is pool:

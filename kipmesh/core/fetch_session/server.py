@@ -57,8 +57,8 @@ class FetchSessionCache:
     """All fetch sessions of one node.
 
     Args: new_id: returns a random positive int32 from a cryptographic source (227-01). sessions_per_client_id: quota
-    per client id, 0 disables it, followers are exempt. unused_ms_max: a client at its quota may replace its own session
-    after this idle time. partitions_max: limit per session. wakes_on_high_watermark: a new high watermark
+    per client id (0 disables it; followers are exempt). unused_ms_max: a client at its quota may replace its own
+    session after this idle time. partitions_max: limit per session. wakes_on_high_watermark: a new high watermark
     completes a follower's waiting fetch (392-02). on_event: called for each created, closed or evicted session.
     """
 
@@ -120,7 +120,8 @@ class FetchSessionCache:
         return self._apply_incremental(session, request, client_id, now_ms)
 
     def _find(self, session_id: int, replica_id: int) -> Session | None:
-        """Return the session if it belongs to this replica id, else None: followers and consumers cannot share one."""
+        """Return the session if it belongs to this replica id, else None: followers and consumers cannot share a
+        session."""
         session = self._sessions.get(session_id)
         return session if session is not None and session.owner.replica_id == replica_id else None
 
@@ -175,7 +176,7 @@ class FetchSessionCache:
     def close_superseded(self, replica_id: int, broker_epoch: int) -> None:
         """Close the sessions of older registrations of broker `replica_id`: their broker epoch is below `broker_epoch`.
 
-        No request will use or close them.
+        No further request will use or close these sessions.
         """
         for session in list(self._by_owner.get(replica_id, ())):
             if session.read_options[2] < broker_epoch:
@@ -188,7 +189,7 @@ class FetchSessionCache:
         return self._sessions.get(session.session_id) is session
 
     def refuse(self, error: ErrorCode) -> m.FetchResponse:
-        """Count a session error and return a response with it, without session and partitions."""
+        """Count a session error and return a response with that error, no session and no partitions."""
         self.metrics.failed(error)
         return m.FetchResponse(error_code=error, session_id=INVALID_SESSION_ID)
 
@@ -205,7 +206,7 @@ class FetchSessionCache:
         return fits and self.policy.room(owner, size, now_ms).refusal is None
 
     def make_room(self, owner: Owner, size: int, now_ms: int) -> bool:
-        """Evict sessions if necessary to free a slot for one of `size` partitions. Returns False after a refusal."""
+        """Evict sessions if necessary to free a slot for a session of `size` partitions. Return False if refused."""
         for decide in (self._check_limits, self.policy.room):
             decision = decide(owner, size, now_ms)
             if decision.refusal is not None:
@@ -216,7 +217,8 @@ class FetchSessionCache:
         return True
 
     def _check_limits(self, owner: Owner, size: int, now_ms: int) -> SlotDecision:
-        """Check size and quota. A client at its quota may replace its own session if that is inactive."""
+        """Check size and quota. A client at its quota may replace its least recently used session if that is
+        inactive."""
         if size > self.partitions_max:
             return SlotDecision(Refusal.TOO_LARGE)
         owned = self._by_owner.get(owner.key, {})
@@ -329,7 +331,7 @@ class Fetch:
         return self._must_respond or self._is_limited or self.size_bytes >= self._min_bytes
 
     def read(self, reader: Reader) -> None:
-        """Read partitions that were not read yet or have changed since."""
+        """Read the partitions that were not read yet or have changed since they were read."""
         raise NotImplementedError
 
     def wait(self, wake: Callable[[], None]) -> None:
@@ -554,7 +556,8 @@ class IncrementalFetch(Fetch):
     def on_session_end(self) -> None:
         """End the fetch with a session error (227-05).
 
-        INVALID_FETCH_SESSION_EPOCH if a later request uses the session, FETCH_SESSION_ID_NOT_FOUND if it was closed.
+        The error is INVALID_FETCH_SESSION_EPOCH if a later request uses the session, FETCH_SESSION_ID_NOT_FOUND if it
+        was closed.
         """
         if not self.error:
             is_open = self._cache.is_open(self._session)
@@ -580,7 +583,8 @@ class IncrementalFetch(Fetch):
     def respond(self, now_ms: int) -> m.FetchResponse:
         """Return the changed partitions, or a session error.
 
-        INVALID_FETCH_SESSION_EPOCH if a later request used the session, FETCH_SESSION_ID_NOT_FOUND if it was closed.
+        The error is INVALID_FETCH_SESSION_EPOCH if a later request used the session, FETCH_SESSION_ID_NOT_FOUND if it
+        was closed.
         """
         self._wake = None
         session = self._session

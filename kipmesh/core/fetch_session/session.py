@@ -163,7 +163,8 @@ class Session:
         return not self._rows[key].endswith(_CLEAN)
 
     def sent_high_watermark(self, key: Key) -> int:
-        """Return the high watermark last sent; NEVER_SENT if never sent, or last sent with an error."""
+        """Return the high watermark last sent, or NEVER_SENT if the partition was never sent or last sent with an
+        error."""
         sent: int = _SENT_HIGH_WATERMARK.unpack_from(self._rows[key])[0]
         return sent
 
@@ -262,8 +263,8 @@ class Session:
     def record_sent(self, key: Key, data: PartitionData, is_clean: bool) -> bool:
         """Record a partition's data as sent; return whether an incremental response must contain it (227-08).
 
-        That is the case if its offsets differ from those last sent, or if it has records or `requires_action`.
-        `is_clean`: mark the partition clean; it then has neither records nor a required action.
+        It must if the offsets differ from those last sent, or if the data has records or `requires_action`. `is_clean`:
+        mark the partition clean; its data then has neither records nor a required action.
         """
         row = self._rows[key]
         if data.error_code:

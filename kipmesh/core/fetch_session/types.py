@@ -44,7 +44,8 @@ LEADERSHIP: Final = 8
 
 
 def next_epoch(epoch: int) -> int:
-    """Return the session epoch of the request after `epoch`: plus 1, 1 after INT_MAX; FINAL_EPOCH stays (227-03)."""
+    """Return the session epoch of the request after `epoch`: `epoch` + 1, but 1 after INT_MAX; FINAL_EPOCH stays
+    unchanged (227-03)."""
     if epoch < 0:
         return FINAL_EPOCH
     return 1 if epoch >= INT_MAX else epoch + 1
@@ -64,9 +65,9 @@ class PartitionRead(NamedTuple):
 
     - `completes_fetch`: respond immediately, however few bytes there are (227-21): error, diverging epoch, snapshot id,
       redirect.
-    - `is_cut`: `max_bytes` left out readable records (227-11). Required if `data` has no records although some are
-      readable; otherwise the partition would become clean. With records it is optional, and stops the fetch from
-      waiting for bytes that have no room.
+    - `is_cut`: readable records were left out because of `max_bytes` (227-11). Required if `data` has no records
+      although some are readable; otherwise the partition would become clean. With records it is optional, and stops the
+      fetch from waiting for bytes that it has no room for.
     - `again`: the next fetch reads the partition again, even if it does not change until then.
     """
 
@@ -82,10 +83,12 @@ class Reader(Protocol):
     def read(
         self, topic: str, topic_id: bytes, requested: FetchPartition, max_bytes: int, min_one_batch: bool, /
     ) -> PartitionRead:
-        """Read whole batches from `requested.fetch_offset`, up to `max_bytes`; a larger first batch if `min_one_batch`.
+        """Read whole batches from `requested.fetch_offset`, up to `max_bytes`. With `min_one_batch`, the first batch
+        may be larger.
 
         The topic is identified by its id, or by name if the id is empty. A read by a follower updates its position at
-        the leader, even if `max_bytes` is 0. Changes of this partition caused by the read itself are in its result.
+        the leader, even if `max_bytes` is 0. Changes to this partition caused by the read itself are included in its
+        result.
         """
         ...
 
@@ -98,7 +101,7 @@ SessionEventKind: TypeAlias = Literal["created", "closed", "evicted"]
 
 
 class SessionEvent(NamedTuple):
-    """A session was created, closed or evicted. For logging (227-02)."""
+    """The creation, closing or eviction of a session, for logging (227-02)."""
 
     kind: SessionEventKind
     session_id: int
