@@ -153,10 +153,10 @@ _RETRIABLE = _STALE_METADATA | frozenset(
 
 
 class KafkaError(Exception):
-    """An error with a Kafka error code. Servers return it as a response, the client library raises it.
+    """An error with a Kafka error code. Servers return it in a response; the client library raises it.
 
     Args: code: an `ErrorCode` or any number; an unknown number becomes UNKNOWN_SERVER_ERROR and is added to the
-    message. message: one line without the code.
+    message; message: one line without the code.
     """
 
     def __init__(self, code: ErrorCode | int, message: str = "") -> None:
@@ -175,7 +175,8 @@ class KafkaError(Exception):
 class InvalidConfigError(KafkaError):
     """Unknown configuration key or invalid value (INVALID_CONFIG). The message names the key.
 
-    Args: key, value: the key, if the error is about a single one, and its value, or None if it is missing.
+    Args: key: the key, or empty if the error is not about a single key; value: the key's value, or None if it is
+    missing.
     """
 
     def __init__(self, message: str, *, key: str = "", value: object = None) -> None:

@@ -63,14 +63,14 @@ NO_THROTTLE = 2**63 - 1
 
 
 class ResourceType(IntEnum):
-    """Kafka's number of a resource type that has a configuration."""
+    """Kafka's numbers for the resource types that have a configuration."""
 
     TOPIC = 2
     BROKER = 4
 
 
 class ConfigSource(IntEnum):
-    """Kafka's number of the source of a configuration value."""
+    """Kafka's numbers for the sources of configuration values."""
 
     UNKNOWN = 0
     TOPIC = 1
@@ -81,7 +81,7 @@ class ConfigSource(IntEnum):
 
 
 class AlterOperation(IntEnum):
-    """Kafka's number of an IncrementalAlterConfigs operation on a key."""
+    """Kafka's numbers for the IncrementalAlterConfigs operations on a key."""
 
     SET = 0
     DELETE = 1

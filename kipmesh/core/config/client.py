@@ -82,7 +82,7 @@ class ClientConfig(ClientSslConfig):
 
 
 class ApiConfig(ClientConfig):
-    """Configuration keys of clients with API calls that have a default timeout."""
+    """Configuration keys of clients whose API calls have a default timeout."""
 
     default_api_timeout_ms: PositiveInt32 = 60_000
     """Maximum time in ms of one API call, including retries."""

@@ -242,8 +242,8 @@ class ControllerConfig(NodeConfig):
 
     @model_validator(mode="after")
     def _check_own_address(self) -> Self:
-        """Raise ValueError if this voter's address in controller.quorum.voters has another port than its first listener
-        and is not advertised. Listener port 0 passes."""
+        """Raise ValueError if this voter's port in controller.quorum.voters differs from that of its first listener and
+        the address is not advertised. Listener port 0 is accepted."""
         own = next((voter for voter in self.voters if voter.id == self.node_id), None)
         listener = next(iter(self.endpoints), None)
         advertised = {f"{one.host}:{one.port}" for one in map(Endpoint.from_text, self.advertised_listeners)}
@@ -506,13 +506,13 @@ class BrokerConfig(NodeConfig, WireConfig):
 
     @property
     def mesh_endpoints(self) -> tuple[Endpoint, ...]:
-        """Listeners that are gRPC: `inter.broker.listener.name` and those whose names begin with MESH."""
+        """The gRPC listeners: `inter.broker.listener.name` and those whose names begin with MESH."""
         own = self.inter_broker_listener_name
         return tuple(one for one in self.endpoints if one.name == own or one.name.startswith("MESH"))
 
     @property
     def kafka_endpoints(self) -> tuple[Endpoint, ...]:
-        """Listeners of the Kafka protocol: all that are not gRPC."""
+        """Listeners for the Kafka protocol: all except the gRPC listeners."""
         mesh = self.mesh_endpoints
         return tuple(one for one in self.endpoints if one not in mesh)
 
@@ -530,7 +530,7 @@ class BrokerConfig(NodeConfig, WireConfig):
         return {key.strip(): value.strip() for key, _, value in pairs}
 
     def topic_defaults(self) -> TopicConfig:
-        """Return the configuration of a topic that sets no keys, from this broker's defaults."""
+        """Return this broker's defaults for topics: the configuration of a topic that sets no keys."""
         values = self.as_dict()
         return TopicConfig.parse({topic: values[broker] for topic, broker in BROKER_DEFAULTS.items()})
 

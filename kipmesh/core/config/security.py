@@ -66,7 +66,7 @@ class SslConfig(Config):
         return self
 
     def check_ssl_files(self, feature: str, *, needs_certificate: bool) -> None:
-        """Raise ValueError, which names `feature`, unless trusted authorities and, with `needs_certificate`, a key and
+        """Raise a ValueError that names `feature` unless trusted authorities and, with `needs_certificate`, a key and
         certificate are configured. The files are not opened."""
         if self.ssl_certificate_dir:
             return
@@ -108,7 +108,7 @@ class ServerSslConfig(SslConfig):
     is a client and cannot replicate, vote or register. Required for TLS at an inter-node listener."""
 
     def protocol_of(self, listener: str) -> ListenerProtocol:
-        """Return the protocol of the listener: by the protocol map, else the protocol that the listener is named after,
+        """Return the listener's protocol: the one in the protocol map, else the one that the listener is named after,
         else PLAINTEXT."""
         protocols = parse_protocol_map(self.listener_security_protocol_map)
         return protocols.get(listener, PROTOCOLS.get(listener, "PLAINTEXT"))
@@ -122,11 +122,11 @@ class ServerSslConfig(SslConfig):
         return self.protocol_of(listener).startswith("SASL_")
 
     def protocol_number(self, listener: str) -> int:
-        """Return Kafka's number of the listener's protocol: 0 PLAINTEXT, 1 SSL, 2 SASL_PLAINTEXT, 3 SASL_SSL."""
+        """Return Kafka's number for the listener's protocol: 0 PLAINTEXT, 1 SSL, 2 SASL_PLAINTEXT, 3 SASL_SSL."""
         return list(PROTOCOLS).index(self.protocol_of(listener))
 
     def check_protocol_map(self, listeners: tuple[str, ...], http: str) -> None:
-        """Raise ValueError for a listener missing from a protocol map that is not empty, or for a listener with TLS but
+        """Raise ValueError for a listener that is missing from a non-empty protocol map, or for a listener with TLS but
         without certificate files.
 
         `http` is the scheme of `http.listener`: HTTP or HTTPS.
@@ -141,7 +141,7 @@ class ServerSslConfig(SslConfig):
             self.check_ssl_files("http.listener with https", needs_certificate=True)
 
     def check_mesh_listener(self, name: str) -> None:
-        """Raise ValueError if the gRPC listener `name` has SASL, or has TLS without `ssl.node.names`."""
+        """Raise ValueError if the gRPC listener `name` uses SASL, or uses TLS without `ssl.node.names`."""
         if self.has_sasl(name):
             raise ValueError(f"listener {name} is gRPC, which does not support SASL")
         if self.has_tls(name) and not self.ssl_node_names:

@@ -89,11 +89,11 @@ class TopicConfig(Config):
         return self
 
     def with_stored(self, stored: Mapping[str, Any]) -> Self:
-        """Return a topic's configuration: stored values on top of this one as defaults. Raises InvalidConfigError for
-        an unknown key or an invalid value.
+        """Return a topic's configuration: the stored values, with this configuration as defaults. Raises
+        InvalidConfigError for an unknown key or an invalid value.
 
-        Old metadata logs may contain numbers outside today's limits. They are clamped, so that a broker with the topic
-        still starts. New values outside the limits are refused by `parse`.
+        Old metadata logs may contain numbers outside today's limits. These are clamped, so that a broker with such a
+        topic still starts. New values outside the limits are refused by `parse`.
         """
         return self.parse(self.as_dict() | {key: _within_limits(key, value) for key, value in stored.items()})
 

@@ -45,7 +45,7 @@ _FOUND = (
 
 
 def error_text(error: Mapping[str, Any], name: str, value: Any) -> str:
-    """Return the text of one of pydantic's errors. With an empty `name`, the text has no subject."""
+    """Return the message for one of pydantic's errors. With an empty `name`, the message has no subject."""
     kind, message = error["type"], error["msg"].removeprefix("Value error, ").removesuffix(".")
     context = error.get("ctx", {})
     if kind == "value_error":
