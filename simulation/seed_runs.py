@@ -30,8 +30,11 @@ _PRINT_EVERY = 500
 class SeedProgram:
     """Command line of one simulator.
 
-    Args: name: module name; run_seed: runs one seed and raises InvariantError; summary_counts and summary_prefixes:
-    names, and prefixes of names, of the counters in the summary.
+    Args:
+        name: module name.
+        run_seed: runs one seed, and raises InvariantError if an invariant is violated.
+        summary_counts: names of the counters in the summary.
+        summary_prefixes: name prefixes of further counters in the summary.
     """
 
     name: str
@@ -96,7 +99,7 @@ class SeedProgram:
 
 @dataclass
 class Progress:
-    """Progress of a run of many seeds on one version of the code, `code`."""
+    """Progress of a run of many seeds on one version of the code, whose digest is `code`."""
 
     code: str
     next_seed: int = 0
@@ -105,7 +108,7 @@ class Progress:
     counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, outcome: Outcome) -> None:
-        """Add the outcome of the next seed. Its counters are added only if it is worth counting."""
+        """Add the outcome of the next seed. Its counters are added only if `is_worth_counting` is set."""
         self.next_seed = outcome.seed + 1
         if outcome.is_worth_counting:
             self.counted += 1
@@ -113,7 +116,7 @@ class Progress:
 
 
 def digest() -> str:
-    """Return the first 16 hex digits of a SHA-256 over all loaded kipmesh modules that are simulated."""
+    """Return the first 16 hex digits of the SHA-256 hash of all loaded kipmesh modules that are simulated."""
     sha256 = hashlib.sha256()
     for name, module in sorted(sys.modules.items()):
         if name.startswith("kipmesh.") and module.__file__ and not name.startswith(_NOT_RUN):

@@ -67,7 +67,7 @@ class Hosted:
 
 
 class Checker:
-    """Checks the rules of the module. `check_` methods raise InvariantError."""
+    """Checks the rules in the module docstring. `check_` methods raise InvariantError."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self.engine = engine
@@ -170,7 +170,7 @@ class Checker:
     # -- brokers' processes
 
     def check_start(self, broker: Hosted) -> None:
-        """Check the logs of a started process: they have all records that `process_ended` expects."""
+        """Check that the logs of a started process have all records that `process_ended` expects."""
         self.brokers[broker.node_id] = broker
         for partition in range(self.settings.partitions):
             key = (broker.node_id, partition)
@@ -191,8 +191,8 @@ class Checker:
     def process_ended(self, node_id: int, *, power: bool) -> None:
         """Record which records of a broker must survive the end of its process.
 
-        After a power failure these are the durable ones, otherwise all. If no process ran, a power failure drops all
-        expectations.
+        After a power failure these are the durable records, otherwise all records. If no process ran, a power failure
+        drops all expectations.
         """
         broker = self.brokers.pop(node_id, None)
         if broker is None:
@@ -352,7 +352,7 @@ class Checker:
     # -- producers
 
     def check_produced(self, node_id: int, request: ProduceRequest, response: ProduceResponse) -> None:
-        """Check a Produce response with acks=all before it is sent: acknowledged batches are committed."""
+        """Check, before a Produce response with acks=all is sent, that the acknowledged batches are committed."""
         for topic, results in zip(request.topic_data, response.responses, strict=True):
             for data, result in zip(topic.partition_data, results.partition_responses, strict=True):
                 if not result.error_code:
@@ -384,7 +384,7 @@ class Checker:
     # -- consumers
 
     def check_consumed(self, consumer: Reading, offset: int, position: int, entry: Entry) -> None:
-        """Check a record that a consumer received at `offset`. `position`: the offset that the consumer expects."""
+        """Check a record that a consumer received at `offset`. `position` is the offset that the consumer expects."""
         committed = self.committed[consumer.partition]
         name = f"{consumer.name} of partition {consumer.partition}"
         self.counts["records consumed"] += 1
@@ -417,9 +417,10 @@ class Checker:
     # -- at the end
 
     def check_converged(self) -> set[int]:
-        """Check the end of a run: leaders, complete ISRs, equal logs, and no acknowledged record lost.
+        """Check the final state of a run: leaders, complete ISRs, equal logs, and no lost acknowledged record.
 
-        Returns the partitions without leader that wait for a lost replica of the last ISR. They are not checked.
+        Returns the partitions that have no leader because they wait for a lost replica of the last ISR. They are not
+        checked.
         """
         blocked: set[int] = set()
         for partition, committed in enumerate(self.committed):

@@ -53,7 +53,7 @@ _WAKE_MS = 100
 
 
 class Client:
-    """A client process with its metadata of brokers and partitions."""
+    """A client process and its metadata about brokers and partitions."""
 
     def __init__(self, network: SimNetwork, settings: Settings, checker: Checker, node_id: int, name: str) -> None:
         self.settings = settings
@@ -75,7 +75,7 @@ class Client:
     async def call(self, broker_id: int, method: str, request: Any, timeout_s: float) -> Any:
         """Send one request to a broker and return the response.
 
-        Raises TransportError, also after `timeout_s` seconds.
+        Raises TransportError if the call fails or takes longer than `timeout_s` seconds.
         """
         connection = self.process.pool.get(address_of(broker_id))
         if method == "Fetch":
@@ -83,7 +83,7 @@ class Client:
         return await connection.call("Broker", method, request, timeout_s)
 
     async def refresh(self) -> bool:
-        """Request metadata from a random broker. Return True if it was updated.
+        """Request metadata from a random broker. Return True if the metadata was updated.
 
         Returns False if the broker did not respond or responded with an error.
         """
@@ -104,7 +104,7 @@ class Client:
 
 
 class Producer(Client):
-    """A `Client` that sends batches to random partitions, see the module."""
+    """A `Client` that sends batches to random partitions. See the module docstring."""
 
     def __init__(self, network: SimNetwork, settings: Settings, checker: Checker, number: int) -> None:
         super().__init__(network, settings, checker, 200 + number, f"producer-{number}")
@@ -206,7 +206,9 @@ class Consumer(Client):
         self.spawn(self._keep_metadata())
 
     def _delay_s(self, attempts: int) -> float:
-        """Return the delay (s) of `kipmesh.client.calls.Backoff`, with the seed's generator."""
+        """Return the delay in seconds that `kipmesh.client.calls.Backoff` would use, with jitter from the seeded
+        generator.
+        """
         return min(0.04 * (1 << min(attempts - 1, 5)), 0.4) * self.rng.uniform(0.8, 1.2)
 
     async def _keep_metadata(self) -> None:
@@ -336,7 +338,7 @@ class Consumer(Client):
         return self.reader.epoch_ended(number, m.EpochEndOffset(result.leader_epoch, result.end_offset))
 
     def _apply(self, effects: Effects) -> None:
-        """Apply effects of the reader. Records are not buffered."""
+        """Apply the reader's effects, but do not buffer records."""
         for effect in effects:
             if isinstance(effect, OffsetReset | TruncationFound | RaiseError):
                 self.checker.check_consumer_effect(self, effect)
@@ -348,7 +350,7 @@ class Consumer(Client):
         self.checker.check_consumer_high_watermark(self)
 
     def check_at_end(self, blocked: set[int]) -> None:
-        """Check that all records were read, unless the partition is in `blocked` and waits for a lost replica.
+        """Check that all records were read, unless the partition is in `blocked`, waiting for a lost replica.
 
         Raises InvariantError.
         """

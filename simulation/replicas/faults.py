@@ -21,7 +21,7 @@ from simulation.replicas.settings import CONTROLLER_IDS, TOPIC
 
 
 class Faults(FaultPlan[SimBroker]):
-    """A `FaultPlan` for brokers and controllers, see the module."""
+    """A `FaultPlan` for brokers and controllers. See the module docstring."""
 
     KINDS: ClassVar = {
         "kill": 4,
@@ -75,7 +75,7 @@ class Faults(FaultPlan[SimBroker]):
         self.checker = checker
 
     def leaders(self, running: list[SimBroker]) -> list[SimBroker]:
-        """Return those of the running brokers that lead a partition, by the committed metadata."""
+        """Return the running brokers that lead a partition according to the committed metadata."""
         leader_ids = {state.leader for state in self._states()}
         return [broker for broker in running if broker.node_id in leader_ids]
 
@@ -92,7 +92,7 @@ class Faults(FaultPlan[SimBroker]):
             node.crash(power=power)
 
     def may_wipe(self, node: SimBroker) -> bool:
-        """Return whether all partitions have leaders, and each ISR with this broker another running member."""
+        """Return whether all partitions have leaders, and each ISR with this broker also has another running member."""
         others = {broker.node_id for broker in self.running()} - {node.node_id}
         return all(
             state.leader >= 0 and (node.node_id not in state.last_isr or others & set(state.isr))
@@ -151,7 +151,7 @@ class Faults(FaultPlan[SimBroker]):
         return broker is not None
 
     def crash_at_point(self) -> bool:
-        """Let random brokers crash the next time that they pass a random crash point. Return True."""
+        """Make random brokers crash the next time they pass a random crash point. Always returns True."""
         for broker in self.running():
             if self.rng.random() < 0.6:
                 broker.crash_point = self.rng.choice(CRASH_POINTS)
@@ -192,7 +192,7 @@ class Faults(FaultPlan[SimBroker]):
         return True
 
     def depose_controller(self) -> bool:
-        """Leave the quorum without a leader temporarily. Returns False if it has none."""
+        """Temporarily leave the quorum without a leader. Returns False if it already has none."""
         if self.quorum.leadership is None:
             return False
         self.quorum.depose()

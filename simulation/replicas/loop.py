@@ -20,9 +20,11 @@ _CLEANUP_STEPS_MAX = 2000
 
 
 class SimLoop(asyncio.AbstractEventLoop):
-    """An asyncio event loop of one process in virtual time, without sockets, threads and signals.
+    """An asyncio event loop for one process in virtual time, without sockets, threads or signals.
 
-    Args: after_run: called whenever the process has run; rate: speed of its clock.
+    Args:
+        after_run: called whenever the process has run.
+        rate: speed of the process's clock.
     """
 
     def __init__(self, engine: Engine, after_run: Work, rate: float = 1.0) -> None:
@@ -64,7 +66,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        """Schedule a callback, in the order of the calls. Return its handle."""
+        """Schedule a callback to run after those already scheduled. Return its handle."""
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         if not self._is_running and not self._is_due:
@@ -78,15 +80,15 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        """Schedule a callback after `delay` seconds of the process's clock. Return its handle."""
+        """Schedule a callback to run in `delay` seconds, measured by the process's clock. Return its handle."""
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        """Schedule a callback at `when`, in seconds of `time`. Return its handle.
+        """Schedule a callback to run when `time` reaches `when`. Return its handle.
 
-        Does nothing if the process is dead.
+        If the process is dead, the callback never runs.
         """
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         if not self.is_dead:
@@ -98,13 +100,13 @@ class SimLoop(asyncio.AbstractEventLoop):
         pass
 
     def create_future(self) -> asyncio.Future[Any]:
-        """Create a future of this loop."""
+        """Create a future attached to this loop."""
         return asyncio.Future(loop=self)
 
     def create_task(  # type: ignore[override]
         self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: contextvars.Context | None = None
     ) -> asyncio.Task[Any]:
-        """Create a task of this loop."""
+        """Create a task on this loop."""
         task = asyncio.Task(coro, loop=self, name=name, context=context)
         self._tasks[task] = None
         if len(self._tasks) > self._prune_at:
@@ -161,7 +163,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._is_running = False
 
     def resume(self) -> None:
-        """Resume a paused process, with a check after each step. Raises the exception of a failed callback."""
+        """Resume a paused process and call `after_run` after each step. Raises the exception of a failed callback."""
         self.is_paused = False
         while self._ready and not (self.is_paused or self.is_dead or self._is_running):
             self._drain(1)
@@ -170,7 +172,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._after_run()
 
     def kill(self) -> None:
-        """End the process as SIGKILL does. Its tasks are cancelled without effect outside of it. Idempotent.
+        """End the process as SIGKILL does. Its tasks are cancelled with no effect outside the process. Idempotent.
 
         Raises RuntimeError if the process itself is running.
         """

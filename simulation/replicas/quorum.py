@@ -81,7 +81,7 @@ class ControllerNode:
         self.active: ActiveController | None = None
 
     def boot(self) -> None:
-        """Start a process, which is not active yet."""
+        """Start the process. It is not the active controller yet."""
         network, engine = self.quorum.network, self.quorum.engine
         rate = 1 + engine.rng.uniform(-0.005, 0.005)
         loop = SimLoop(engine, engine.check_problems, rate)  # type: ignore[abstract]
@@ -140,7 +140,7 @@ class ControllerNode:
 
 
 class Quorum:
-    """The simulated metadata quorum: one log and at most one leader, see the module."""
+    """The simulated metadata quorum: one log and at most one leader. See the module docstring."""
 
     def __init__(self, network: SimNetwork, settings: Settings, checker: Checker) -> None:
         self.network = network
@@ -187,7 +187,7 @@ class Quorum:
 
         A random number of the old leader's uncommitted batches survives.
 
-        If its process is down or paused, the quorum is left without a leader.
+        If the new leader's process is down or paused, the quorum is left without a leader.
         """
         before, node = self.leadership, self.nodes[node_id]
         if before is not None:

@@ -26,7 +26,7 @@ def address_of(node_id: int) -> str:
 
 
 class Settings:
-    """Drawn sizes and configuration of one run. Tests may fix some of the sizes."""
+    """Randomly chosen sizes and configuration of one run. Tests may fix some of the sizes."""
 
     def __init__(self, rng: Random, brokers: int | None, min_isr: int | None, is_unclean: bool | None) -> None:
         drawn = (rng.choice((3, 3, 3, 4, 5)), rng.choice((1, 1, 2, 3)), rng.choice((1, 2, 2, 3)), rng.random() < 0.1)

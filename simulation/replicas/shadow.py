@@ -17,14 +17,14 @@ _READ_BYTES = 1 << 20
 
 
 class Loss(NamedTuple):
-    """Committed records from `offset` were lost as the rules permit, when `leader_epoch` started."""
+    """Committed records from `offset` on were lost, as the rules permit, when `leader_epoch` started."""
 
     offset: int
     leader_epoch: int
 
 
 class Shadow:
-    """The checker's copy of one replica's log, see the module."""
+    """The checker's copy of one replica's log. See the module docstring."""
 
     def __init__(self) -> None:
         self.base = 0

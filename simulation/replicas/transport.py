@@ -71,7 +71,7 @@ class SimNetwork(Network):
     def notify(self, source: int, target: Process, work: Action) -> None:
         """Run `work` in `target` when it is notified that a connection to `source` is closed.
 
-        If the message is lost, `target` detects it later.
+        If the notification is lost, `target` detects the closed connection later.
         """
         delay_ms = next(iter(self.delays(source, target.node_id)), None)
         if delay_ms is None:
@@ -112,7 +112,7 @@ class Call:
         self.target: Process | None = None
 
     async def result(self, timeout_s: float) -> Any:
-        """Send the request and return the response. Raises TransportError, also after `timeout_s` seconds."""
+        """Send the request and return the response. Raises TransportError on failure or after `timeout_s` seconds."""
         net, source = self.source.net, self.source
         if source.loop.is_dead:
             raise asyncio.CancelledError
@@ -184,7 +184,7 @@ class Call:
 
 
 class SimStream:
-    """A stream to one process. It is unusable after the process ended or an exchange failed."""
+    """A stream to one process. It is unusable once the process has ended or an exchange has failed."""
 
     def __init__(self, source: Process, target_id: int, service: str, method: str) -> None:
         self.number = next(source.net.streams)
@@ -197,15 +197,15 @@ class SimStream:
         source.streams[self] = None
 
     def reaches(self, target: Process) -> bool:
-        """Return whether `target` is the process of this stream. The first process asked about becomes it."""
+        """Return whether this stream leads to `target`. The first call binds the stream to its `target`."""
         if self._target is None:
             self._target = target
         return self._target is target
 
     async def exchange(self, request: Any, timeout_s: float) -> Any:
-        """Send one request and return the response. If it fails, closes the stream.
+        """Send one request and return the response. Closes the stream if the exchange fails.
 
-        Raises TransportError, also after `timeout_s` seconds.
+        Raises TransportError on failure or after `timeout_s` seconds.
         """
         call = self._call = Call(self._source, self._target_id, self._service, self._method, request, self)
         try:
@@ -237,7 +237,7 @@ class SimStream:
 
 
 class SimConnection:
-    """Calls of one process to one address. Replaces `kipmesh.transport.grpc.client.Connection`."""
+    """Calls from one process to one address. Replaces `kipmesh.transport.grpc.client.Connection`."""
 
     def __init__(self, source: Process, address: str) -> None:
         self.address = address
@@ -250,14 +250,14 @@ class SimConnection:
     ) -> Any:
         """Make one unary call and return the response. `wait_for_ready` is ignored.
 
-        Raises TransportError, also after `timeout_s` seconds.
+        Raises TransportError on failure or after `timeout_s` seconds.
         """
         return await Call(self._source, self._target_id, service, method, request, None).result(timeout_s)
 
     async def exchange(self, service: str, method: str, request: Any, timeout_s: float) -> Any:
-        """Send one request on a reused stream and return the response. A stream that fails is closed.
+        """Send one request on a reused stream and return the response. The stream is closed if this fails.
 
-        Raises TransportError, also after `timeout_s` seconds.
+        Raises TransportError on failure or after `timeout_s` seconds.
         """
         key = (service, method)
         stream = self._idle.pop(key, None) or SimStream(self._source, self._target_id, service, method)
@@ -285,7 +285,7 @@ class SimPool(ConnectionPool):
         self._source = source
 
     def get(self, address: str) -> Any:
-        """Return the connection to an address, creating it at the first call."""
+        """Return the connection to an address, creating it on the first call."""
         connection = self._connections.get(address)
         if connection is None:
             connection = self._connections[address] = cast("Any", SimConnection(self._source, address))

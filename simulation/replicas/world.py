@@ -98,7 +98,7 @@ class World(BaseWorld):
         engine.counts["committed"] = sum(committed.end for committed in self.checker.committed)
 
     def _end(self) -> None:
-        """Stop all processes without writing."""
+        """Stop all processes without writing anything more to disk."""
         for process in list(self.network.processes.values()):
             process.loop.kill()
         for broker in self.brokers.values():
@@ -114,7 +114,7 @@ class World(BaseWorld):
             self.producers[0].spawn(self._create_topic())
 
     async def _create_topic(self) -> None:
-        """Create the topic, with each partition on random brokers. Reports an error as a defect."""
+        """Create the topic, with each partition on random brokers. Reports a defect if that fails."""
         rng, ids = self.engine.rng, list(self.brokers)
         count = min(len(ids), rng.choice((2, 3, 3, 3, 4)))
         assignments = [
@@ -130,7 +130,7 @@ class World(BaseWorld):
 
 @contextlib.contextmanager
 def deterministic() -> Iterator[None]:
-    """Context manager that makes production code independent of the machine. Restores all settings at its end.
+    """Context manager that makes production code independent of the machine. Restores all settings on exit.
 
     Work is not split into time slices, one thread closes logs, and nothing is logged.
     """
@@ -152,5 +152,5 @@ def deterministic() -> Iterator[None]:
 
 
 def run_seed(seed: int) -> Outcome:
-    """Run one seed and return its outcome. Raises InvariantError, with the command that replays the seed."""
+    """Run one seed and return its outcome. Raises InvariantError with the command that replays the seed."""
     return run_world(World(seed))
