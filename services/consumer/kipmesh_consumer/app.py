@@ -167,7 +167,7 @@ def _add_records(app: FastAPI, backend: Backend) -> None:
 
 
 def _start(begin: str | None, last_event_id: str | None, group_id: str | None) -> Start:
-    """Return the start of a stream from `from` and Last-Event-ID, which applies unless the start is `committed`.
+    """Return where a stream starts. Last-Event-ID takes precedence over `from`, unless the start is `committed`.
 
     Without `from` the start is `committed` if the service has a `group.id`, else `earliest`. Raises
     KafkaError(INVALID_REQUEST).

@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 class Backend:
     """The cluster as the HTTP API sees it: topics, offsets and streams.
 
-    These methods raise KafkaError: BROKER_NOT_AVAILABLE before `connect` has succeeded, or an error of the cluster.
+    Methods raise KafkaError: BROKER_NOT_AVAILABLE before `connect` has succeeded, or an error from the cluster.
     """
 
     def __init__(self, config: ConsumerServiceConfig, registry: CollectorRegistry) -> None:
@@ -79,7 +79,7 @@ class Backend:
         """Return the high watermark of each partition.
 
         If a topic lacks one of its `wanted` partitions, all its partitions are omitted and their delivered positions
-        removed. Raises KafkaError for other errors.
+        are removed. Raises KafkaError for other errors.
         """
         ends: dict[TopicPartition, int] = {}
         by_topic: dict[str, list[TopicPartition]] = {}
@@ -98,9 +98,9 @@ class Backend:
         return ends
 
     async def open_stream(self, request: StreamRequest) -> Stream:
-        """Open a stream with a new consumer; a member of the group for `from=committed`.
+        """Open a stream with a new consumer, which joins the group if the start is `committed`.
 
-        Raises StreamsExhaustedError if `streams.max` is reached, KafkaError.
+        Raises KafkaError, or StreamsExhaustedError if `streams.max` is reached.
         """
         self._connected()
         settings = self._settings(ConsumerConfig)
@@ -119,7 +119,7 @@ class Backend:
             await admin.close()
 
     def _settings(self, kind: type[Config]) -> dict[str, Any]:
-        """Return the service's settings that a client with configuration class `kind` also has."""
+        """Return the service's settings that also exist in `kind`, the configuration class of a client."""
         known = frozenset(kind.keys())
         return {key: value for key, value in self.config.as_dict().items() if key in known}
 

@@ -49,7 +49,7 @@ class _Server(uvicorn.Server):
 class ConsumerNode:
     """The consumer service: an HTTP server on `http.listener` and a backend. Create it in a running event loop.
 
-    If the HTTP server fails, the future `failed` gets its exception.
+    If the HTTP server fails, its exception is set on the future `failed`.
     """
 
     def __init__(self, config: ConsumerServiceConfig) -> None:
@@ -102,7 +102,7 @@ class ConsumerNode:
     async def stop(self) -> None:
         """End all streams, stop the HTTP server and close the clients. Idempotent.
 
-        A stream ends after the records that it has polled. The server waits for open responses for up to
+        Each stream first sends the records that it has already polled. The server waits for open responses for up to
         `shutdown.grace.ms`, at least 1 s.
         """
         self._backend.streams.stopping.set()

@@ -37,7 +37,7 @@ class Start:
 
 
 def bad_parameter(text: str) -> KafkaError:
-    """Return (does not raise) KafkaError(INVALID_REQUEST), which the API converts to HTTP 400."""
+    """Return, without raising it, a KafkaError(INVALID_REQUEST), which the API converts to HTTP 400."""
     return KafkaError(ErrorCode.INVALID_REQUEST, text)
 
 
@@ -89,8 +89,8 @@ def choose_partitions(existing: Sequence[int], requested: Sequence[int], start: 
 def choose_format(name: str | None, accept: str | None) -> StreamFormat:
     """Return the format that the parameter `format` names (ndjson, sse).
 
-    Without it: SSE if the Accept header lists text/event-stream, otherwise NDJSON.
-    Raises KafkaError(INVALID_REQUEST) for an unknown `format`.
+    Without it, returns SSE if the Accept header lists text/event-stream, otherwise NDJSON. Raises
+    KafkaError(INVALID_REQUEST) for an unknown `format`.
     """
     match name:
         case "ndjson":

@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 
 class RecordResponse(Response):
-    """HTTP response that sends the records of a stream in one format, and closes the stream in every case."""
+    """HTTP response that sends the records of a stream in one format, and always closes the stream."""
 
     def __init__(self, streams: Streams, stream: Stream, form: StreamFormat) -> None:
         super().__init__(status_code=200, media_type=form.value)
@@ -101,7 +101,7 @@ class RecordResponse(Response):
                 lines, begin, size = [], index + 1, 0
 
     def _event_id(self, sent: Sequence[ConsumerRecord]) -> str:
-        """Return the stream's positions after these records, `0:100,1:50`. Last-Event-ID resumes there."""
+        """Return the stream's positions after these records, such as `0:100,1:50`. Last-Event-ID resumes there."""
         after = {**self._stream.positions, **{record.partition: record.offset + 1 for record in sent}}
         return ",".join(f"{partition}:{offset}" for partition, offset in sorted(after.items()))
 

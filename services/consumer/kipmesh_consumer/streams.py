@@ -57,8 +57,8 @@ _COMMITTING_ENDS = frozenset({End.LIMIT, End.TIMEOUT, End.SHUTDOWN})
 class StreamRequest:
     """Parameters of a stream.
 
-    `limit` is a number of records, `timeout_ms` a time without a record after which the stream ends; None means no
-    limit. Without `follow` the stream ends at the end offsets of its beginning.
+    The stream ends after `limit` records, or after `timeout_ms` without a record; None means no limit. Without
+    `follow`, it ends at the end offsets at the time that it began.
     """
 
     topic: str
@@ -70,7 +70,7 @@ class StreamRequest:
 
 
 class Delivered(NamedTuple):
-    """A partition and its `position`: the highest offset after a record that this service delivered."""
+    """A partition and its `position`: one past the highest offset that this service delivered."""
 
     topic: str
     partition: int
@@ -101,7 +101,7 @@ class DeliveredPositions:
             self._positions.popitem(last=False)
 
     def forget(self, topic: str, partition: int) -> None:
-        """Remove the position of a partition, which was deleted. Does nothing if there is none."""
+        """Remove the position of a deleted partition. Does nothing if there is none."""
         self._positions.pop((topic, partition), None)
 
     def of(self, topic: str | None) -> list[Delivered]:
@@ -150,9 +150,9 @@ class Streams:
     async def open_stream(
         self, request: StreamRequest, make_consumer: Callable[[], Consumer], kind: type[Stream]
     ) -> Stream:
-        """Reserve a slot and begin a stream of class `kind`. Closes it again on errors of `Stream.begin`.
+        """Reserve a slot and begin a stream of class `kind`. Closes the stream if `Stream.begin` fails.
 
-        Raises StreamsExhaustedError if no slot is free, KafkaError.
+        Raises KafkaError, or StreamsExhaustedError if no slot is free.
         """
         stream_id = self.reserve_slot()
         stream = kind(self, stream_id, request, make_consumer())
@@ -202,8 +202,8 @@ class Stream:
     async def batches(self) -> AsyncGenerator[Sequence[ConsumerRecord], None]:
         """Yield lists of records, and `()` after each `stream.heartbeat.interval.ms` without a record.
 
-        Ends when a limit or the end offset is reached, or the service stops. The attribute `end`
-        then has the reason. Raises KafkaError.
+        Ends when a limit or the end offset is reached, or the service stops. The attribute `end` then holds the reason.
+        Raises KafkaError.
         """
         heartbeat_s = self._streams.config.stream_heartbeat_interval_ms / 1000
         limit_s = self.request.timeout_ms / 1000 if self.request.timeout_ms is not None else None
@@ -230,7 +230,7 @@ class Stream:
                 yield ()
 
     def mark_delivered(self, records: Sequence[ConsumerRecord]) -> None:
-        """Record that these records were sent to the reader: advances the positions and counts the records."""
+        """Advance the delivered positions past these records, which were sent to the reader, and count the records."""
         topic = self.request.topic
         for record in records:
             self.positions[record.partition] = record.offset + 1
@@ -272,7 +272,7 @@ class Stream:
         return self._consumer
 
     async def _poll(self, wait_s: float) -> Sequence[ConsumerRecord]:
-        """Return up to `max.poll.records` records, none after `wait_s` or when the service stops. Raises KafkaError."""
+        """Return up to `max.poll.records` records, none if `wait_s` passes or the service stops. Raises KafkaError."""
         consumer = self._require_consumer()
         records_max = self._streams.config.max_poll_records
         if self._left is not None:
@@ -344,7 +344,7 @@ class MemberStream(Stream, RebalanceListener):
     def _consuming_since(self, begin: float) -> float | None:
         """Return the time of the first assignment (monotonic seconds), or None before it.
 
-        Raises KafkaError(REQUEST_TIMED_OUT) without an assignment within `default.api.timeout.ms` after `begin`.
+        Raises KafkaError(REQUEST_TIMED_OUT) if there is no assignment within `default.api.timeout.ms` after `begin`.
         """
         config = self._require_consumer().config
         timeout_ms = config.default_api_timeout_ms
