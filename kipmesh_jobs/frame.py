@@ -72,7 +72,7 @@ class JobDirectory:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold an exclusive lock on the directory, which is created if necessary. Raises OutputBusyError if another run
-        holds the lock, OSError if the directory cannot be created.
+        holds the lock, or OSError if the directory cannot be created.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / ".lock").open("a+") as handle:
@@ -99,8 +99,8 @@ class JobDirectory:
         shutil.rmtree(self.work, ignore_errors=True)
 
     def publish(self, texts: Mapping[str, str]) -> None:
-        """Replace the results of an earlier run, each directory and file with a rename, then delete `work`. `texts` are
-        contents of files by name. Raises OSError.
+        """Replace the results of an earlier run, each directory and file with a rename, then delete `work`. `texts` has
+        the contents of the files by name. Raises OSError.
         """
         self.left = f"results in {self.root} may be mixed with those of an earlier run"
         for name in self._results:
@@ -134,7 +134,8 @@ class Screen:
     def step(self, name: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
         """Show a step and, at its end, its duration. A step that raises is not recorded in `stages`.
 
-        With `total` it has a progress bar. The yielded function sets the completed amount, not an increment.
+        With `total`, the step has a progress bar. The yielded function takes the amount completed so far, not an
+        increment.
         """
         from rich import progress as bars
 
@@ -232,7 +233,7 @@ class JobRun:
     @contextmanager
     def spark_step(self, name: str, tasks: int) -> Iterator[None]:
         """Run the block as a step whose progress bar counts completed Spark tasks. `tasks` is their expected number.
-        Starts Spark if necessary: raises JavaMissingError.
+        Starts Spark if necessary. Raises JavaMissingError.
         """
         spark = self.spark
         with self.step(name, tasks) as done, _watching(spark, done):
@@ -295,7 +296,7 @@ def run_job(job: Job[O], options: O, settings: Settings) -> Outcome:
 
 @contextmanager
 def _quiet_interrupts() -> Iterator[None]:
-    """Suppress log records after a KeyboardInterrupt. py4j would log every interrupted call with a stack trace.
+    """Suppress log records after a KeyboardInterrupt, because py4j would log every interrupted call with a stack trace.
 
     Logging is restored at the end of the block.
     """
@@ -359,8 +360,8 @@ def _watching(spark: SparkSession, done: Callable[[int], None]) -> Iterator[None
 
 @contextmanager
 def spark_errors_as_job_errors() -> Iterator[None]:
-    """Convert a Spark error that contains an InvalidOptionError, DataLossError or KafkaError to JobError with its
-    message. Other errors pass unchanged.
+    """Convert a Spark error that contains an InvalidOptionError, DataLossError or KafkaError to a JobError with the
+    same message. Other errors are raised unchanged.
     """
     from pyspark.errors import PySparkException
 

@@ -22,7 +22,7 @@ Tables = Mapping[str, Sequence[Row]]
 
 def number(value: float) -> str:
     """Format a number with thousands separators: integers in full, others with three significant digits and at most six
-    decimals. Not finite: `inf`, `nan`.
+    decimals. Numbers that are not finite become `inf`, `-inf` or `nan`.
     """
     if isinstance(value, int) or float(value).is_integer():
         return f"{value:,.0f}"
@@ -46,7 +46,7 @@ def binary_size(value: float) -> str:
 
 
 def utc(time: datetime | float | None, form: str = "%Y-%m-%d %H:%M") -> str:
-    """Format a datetime, or ms since 1970 in UTC. A datetime is not converted. Returns `unknown` for None."""
+    """Format a datetime as it is, or ms since 1970 in UTC. Returns `unknown` for None."""
     if time is None:
         return "unknown"
     return f"{time if isinstance(time, datetime) else datetime.fromtimestamp(time / 1000, UTC):{form}}"
@@ -76,7 +76,9 @@ class Page:
 
 
 def environment() -> Environment:
-    """Return the Jinja environment with formatting filters and the functions of `charts`. Undefined variables raise."""
+    """Return the Jinja environment with formatting filters and the functions of `charts`. Undefined variables raise
+    UndefinedError.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     from kipmesh_jobs import charts

@@ -170,7 +170,7 @@ def _stream(
 
 
 def _read_rate(spark: SparkSession, bootstrap: str) -> tuple[float, int]:
-    """Read the whole topic twice as a batch. Return the records per second of the second read, and the number of
+    """Read the whole topic in two batch queries. Return the records per second of the second read, and the number of
     records.
     """
     begin, count = 0.0, 0

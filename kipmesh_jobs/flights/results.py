@@ -51,8 +51,8 @@ class BatchEnd(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Offsets `begin` (inclusive) to `end` (exclusive) of a partition that one micro-batch read, and the watermark in
-    ms that applied to them.
+    """The offsets of a partition that one micro-batch read, from `begin` (inclusive) to `end` (exclusive), and the
+    watermark in ms that applied to them.
     """
 
     partition: int
@@ -79,7 +79,7 @@ def read_batches(checkpoint: Path, topic: str) -> list[BatchEnd]:
 
 
 def spans(batches: Sequence[BatchEnd]) -> list[Span]:
-    """Return the non-empty offset ranges that each batch read, with the watermark of the batch before (0 for the
+    """Return the non-empty offset ranges that each batch read, with the watermark of the previous batch (0 for the
     first).
     """
     found: list[Span] = []
@@ -105,7 +105,7 @@ class Expected(NamedTuple):
 
 
 def window_end_ms(window_ms: int) -> Column:
-    """Return a column: the end of the window of a flight's `event_time`, in ms. Windows start at multiples of
+    """Return a column with the end of the window of a flight's `event_time`, in ms. Windows start at multiples of
     `window_ms` since 1970.
     """
     at = F.unix_millis("event_time")
@@ -113,7 +113,7 @@ def window_end_ms(window_ms: int) -> Column:
 
 
 def session_end_ms(gap_ms: int) -> Column:
-    """Return a column: the end of a session that has only this flight, in ms: `event_time` plus the gap."""
+    """Return a column with the end of a session that has only this flight (`event_time` plus the gap), in ms."""
     return F.unix_millis("event_time") + gap_ms
 
 
@@ -121,8 +121,8 @@ def late(flights: DataFrame, spans: Sequence[Span], end_ms: Column, stream: str)
     """Return the flights that a streaming query dropped as late: position in the topic, identity, micro-batch, its
     watermark, and `late_by_ms`, the time from `end_ms` to the watermark.
 
-    Args: spans: offset ranges of the query's micro-batches; end_ms: end of a flight's window or session; stream: name
-    of the query.
+    `spans` are the offset ranges of the query's micro-batches. `end_ms` is the end of a flight's window or session,
+    `stream` the name of the query.
     """
     spark = flights.sparkSession
     batch_spans = spark.createDataFrame([tuple(span) for span in spans], _SPANS)
@@ -193,8 +193,8 @@ def _write(parquet: Path, tables: Mapping[str, tuple[DataFrame, int]]) -> dict[s
 def by_group(flights: DataFrame, *keys: str | Column) -> DataFrame:
     """Return counts, mean delay and delay quantiles (`p10` to `p99`, minutes) of each group, unordered.
 
-    Flights with equal delays are counted first. Quantiles of delays with frequencies cost half as much as quantiles of
-    all flights.
+    Counts flights with equal delays first, because quantiles of delays with frequencies cost half as much as quantiles
+    of all flights.
     """
     delay = F.col("dep_delay")
     cells = flights.groupBy(*keys, delay).agg(
@@ -216,8 +216,8 @@ def by_group(flights: DataFrame, *keys: str | Column) -> DataFrame:
 
 
 def binned(value: Column, width: int, top: int) -> Column:
-    """Return a column: the lower edge of a value's bin of `width`. Values of `top` or more share the bin `top`; null
-    stays null.
+    """Return a column with the lower edge of a value's bin of `width`. Values of `top` or more share the bin `top`;
+    null stays null.
     """
     return F.when(value.isNotNull(), F.least(F.floor(value / width) * width, F.lit(top)).cast("int"))
 
@@ -228,8 +228,8 @@ def _rain() -> Column:
 
 
 def legs(rotations: DataFrame) -> DataFrame:
-    """Return counts and mean delays by the position of a flight in its rotation, from 1 to `LEGS_MAX`, which includes
-    later ones. `gained` is the mean increase over the previous flight.
+    """Return counts and mean delays by the position of a flight in its rotation, from 1 to `LEGS_MAX`. The last row
+    also includes all later positions. `gained` is the mean increase over the previous flight.
     """
     one = rotations.select("legs", F.posexplode("legs").alias("at", "leg"))
     before = F.when(F.col("at") > 0, F.try_element_at("legs", F.col("at"))["dep_delay"])
@@ -317,8 +317,8 @@ def differing_windows(spark: SparkSession, parquet: Path, window_ms: int) -> int
 def check(found: Mapping[str, int], records: int, differing: int, expected: Expected | None) -> list[Check]:
     """Return the checks of a run's figures against each other, and against the input if it is known.
 
-    Args: found: result of `counts`; records: number of records in the topic; differing: result of `differing_windows`;
-    expected: input that this run wrote, or None.
+    `found` is the result of `counts`, `records` the number of records in the topic, and `differing` the result of
+    `differing_windows`. `expected` describes the input that this run wrote, or is None.
     """
     flights, dead = found["flights"], found["dead_letters"]
     late_windows, late_rotations = found["late_windows"], found["late_rotations"]

@@ -48,8 +48,8 @@ class StreamSettings:
     """Input and settings of the streaming queries.
 
     `ends` are the end offsets by partition, `client` is consumer configuration besides the addresses. `watermark`,
-    `window` and `gap` are intervals such as `2 hours`. `parquet` gets the output, `checkpoints` the state of the
-    queries.
+    `window` and `gap` are intervals such as `2 hours`. The output goes to `parquet`, the state of the queries to
+    `checkpoints`.
     """
 
     bootstrap: str
@@ -78,7 +78,7 @@ def offsets(bootstrap: str, client: Mapping[str, str], topic: str) -> tuple[dict
 
 
 def source(spark: SparkSession, settings: StreamSettings) -> DataFrame:
-    """Return a stream of the topic's records below the end offsets, parsed as by `values.parse`."""
+    """Return a stream of the topic's records below the end offsets, parsed by `values.parse`."""
     from kipmesh.spark.readers import _HAS_READ_LIMITS
 
     reader = (
@@ -147,7 +147,8 @@ _MEASURES: Final = ("flights", "departures", "cancelled", "delay_sum", "delay_ma
 
 
 def run_rotations(spark: SparkSession, settings: StreamSettings, report: Progress) -> None:
-    """Write `rotations`: departures of one aircraft, each at most the gap after the one before, as `legs` in order.
+    """Write `rotations`. Each has the departures of one aircraft in order as `legs`; the gap is the maximum time
+    between two successive departures.
 
     `report` is called with the number of records read so far. Raises StreamingQueryException.
     """
@@ -201,7 +202,7 @@ def _run_closing(
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    """Write a file atomically: a stream reads a file as soon as it is visible."""
+    """Write a file atomically, because a stream reads a file as soon as it is visible."""
     hidden = path.with_name(f".{path.name}")
     hidden.write_text(text)
     hidden.rename(path)
@@ -259,5 +260,5 @@ def _await_end(query: StreamingQuery, report: Progress) -> Mapping[int, int]:
 
 
 def read(spark: SparkSession, parquet: Path, name: str) -> DataFrame:
-    """Return the output `NAME` of all micro-batches, with their number in the column `batch`."""
+    """Return the output `name` of all micro-batches. The column `batch` has the number of the micro-batch."""
     return spark.read.option("basePath", str(parquet / name)).parquet(str(parquet / name / "batch=*"))

@@ -39,8 +39,8 @@ class References(NamedTuple):
 def parse(records: DataFrame) -> DataFrame:
     """Return a row per record: position, `key`, `value`, `appended`, the flight's fields, `event_time` and `is_flight`.
 
-    `appended` is the record's timestamp, `event_time` the scheduled departure in UTC. Unless `is_flight`, the flight's
-    fields are not valid and `event_time` is null.
+    `appended` is the record's timestamp, `event_time` the scheduled departure in UTC. If `is_flight` is false, the
+    flight's fields are not valid and `event_time` is null.
     """
     text = F.col("value").cast("string")
     flight = F.from_json(text, f"{FLIGHT_SCHEMA}, {_BROKEN} STRING", {"columnNameOfCorruptRecord": _BROKEN})
@@ -68,7 +68,7 @@ def dead_letters(parsed: DataFrame) -> DataFrame:
 
 
 def with_reasons(dead: DataFrame) -> DataFrame:
-    """Add to dead letters a `reason`, the text why the value is not a flight.
+    """Add a column `reason` to dead letters. It says why the value is not a flight.
 
     This second parse accepts any JSON. Only the few dead letters need it, not every flight.
     """
@@ -106,8 +106,8 @@ def load_references(spark: SparkSession, directory: Path, scale: int) -> Referen
 
 
 def enrich(found: DataFrame, references: References) -> DataFrame:
-    """Join flights with weather of the scheduled hour, airline, aircraft and destination. Add `date` (New York) and
-    `cancelled`.
+    """Join flights with their airline, aircraft and destination, and with the weather of the scheduled hour. Add `date`
+    (New York) and `cancelled`.
 
     Columns of a missing reference are null. Each table has at most one row per key, so no flight is duplicated.
     """

@@ -28,7 +28,7 @@ _ORDERS: Final = {"by_time": "time", "by_client": "entries", "snapshots": "at", 
 
 
 class Interval(Enum):
-    """Length of the intervals of the tables by time."""
+    """Length of the time intervals in the tables."""
 
     MINUTE = "minute"
     HOUR = "hour"
@@ -56,7 +56,7 @@ class Options:
 
 def run(run: JobRun, options: Options) -> Outcome:
     """Read the trace, write the tables and create the page. Raises JobError if the topic has no trace entries or cannot
-    be read, JavaMissingError.
+    be read. Raises JavaMissingError.
     """
     from kipmesh_jobs.kip_report import tables
 
@@ -113,7 +113,7 @@ def _records(spark: SparkSession, options: Options) -> DataFrame:
 def figures(tables: Tables, cut: Sequence[str] = ()) -> dict[str, Any]:
     """Return the contents of summary.json: totals, derived figures, and the completeness of the trace.
 
-    Shares and means are None if there is nothing to divide by. Args: cut: names of tables that are incomplete.
+    Shares and means are None if there is nothing to divide by. `cut` has the names of incomplete tables.
     """
     totals = tables["totals"][0] if tables["totals"] else {}
     found: dict[str, Any] = {name: int(value or 0) for name, value in totals.items()}
@@ -139,15 +139,15 @@ def figures(tables: Tables, cut: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def rack_bytes(row: Row, relation: str) -> int:
-    """Return the bytes of records that consumers read from leaders and followers. `relation` is that of the consumer's
-    rack to the broker's: `same`, `cross` or `unknown`.
+    """Return the bytes of records that consumers read from leaders and followers. `relation` says how the consumer's
+    rack relates to the broker's: `same`, `cross` or `unknown`.
     """
     return int(row.get(f"{relation}_rack_leader_bytes") or 0) + int(row.get(f"{relation}_rack_follower_bytes") or 0)
 
 
 def saved_share(row: Row) -> float | None:
-    """Return which share of the fetch bytes, without records, sessions saved. The whole is what fetches without
-    sessions would have sent. None if it is 0.
+    """Return the share of fetch bytes, without records, that sessions saved: a fraction of the bytes that fetches
+    without sessions would have sent. None if those are 0 bytes.
     """
     saved = _session_bytes(row)
     sent = (row.get("fetch_request_bytes") or 0) + (row.get("fetch_response_bytes") or 0)
@@ -256,7 +256,7 @@ def make(tables: Tables, found: Mapping[str, Any], *, topic: str, interval: str,
 
 
 def _derived(row: Row) -> dict[str, Any]:
-    """Return a row with bytes by relation of the racks, saved bytes and share, and metadata per record added."""
+    """Return a row as a dict, with added bytes by rack relation, saved bytes and share, and metadata per record."""
     racks = {f"{relation}_bytes": rack_bytes(row, relation) for relation in RELATIONS}
     return {
         **row,

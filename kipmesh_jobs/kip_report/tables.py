@@ -27,8 +27,8 @@ _BROKEN: Final = "broken"
 
 
 def parse(records: DataFrame) -> DataFrame:
-    """Return a row per record: position, `value`, the entry's fields, and `reason`, why it is not an entry; null for a
-    valid entry.
+    """Return a row per record: position, `value`, the entry's fields, and `reason`, which says why the record is not an
+    entry (null for a valid entry).
     """
     value = F.col("value").cast("string")
     options = {"columnNameOfCorruptRecord": _BROKEN}
@@ -59,8 +59,8 @@ def write_entries(records: DataFrame, parquet: Path) -> None:
 
 
 def _sum(value: str | int, where: Column) -> Column:
-    """Return a column: the sum over the rows that match `where` of `value` (column or number) divided by the sampling
-    share, rounded; 0 without rows.
+    """Return a column with the rounded sum of `value` (column or number) divided by the sampling share, over the rows
+    that match `where`. The sum is 0 if there are none.
     """
     share = F.when(where, F.col(value) if isinstance(value, str) else F.lit(value)) / F.col("sample")
     return F.coalesce(F.round(F.sum(share)), F.lit(0)).cast("bigint")
@@ -98,7 +98,7 @@ def _measures() -> list[Column]:
 
 def measure(entries: DataFrame, *keys: str) -> DataFrame:
     """Return estimated counts and sums of fetch, produce and metadata exchanges, grouped by `keys` (`time`, `client`).
-    One row without keys.
+    Without keys, returns one row.
     """
     exchanges = entries.where(F.col("kind").isin("fetch", "produce", "metadata"))
     with_sums = exchanges.withColumn(
@@ -108,7 +108,7 @@ def measure(entries: DataFrame, *keys: str) -> DataFrame:
 
 
 def with_time(entries: DataFrame, interval: str) -> DataFrame:
-    """Add `time`, the start in UTC of the `minute`, `hour` or `day` of each entry."""
+    """Add `time`, the start (UTC) of the `minute`, `hour` or `day` that contains each entry."""
     return entries.withColumn("time", F.date_trunc(interval, F.timestamp_millis("ts")))
 
 
@@ -149,8 +149,8 @@ def status(entries: DataFrame, since_ms: int | None = None) -> DataFrame:
 
 
 def collected(frame: DataFrame, order: str | None, rows_max: int) -> tuple[list[dict[str, Any]], bool]:
-    """Return (rows, whether there are more): at most `rows_max` rows, those with the greatest values of column `order`
-    first. Without `order` they are any rows.
+    """Return at most `rows_max` rows, and whether there are more. The rows are those with the greatest values of column
+    `order`, in descending order. Without `order`, any rows may be returned.
     """
     ordered = frame if order is None else frame.orderBy(F.desc(order))
     rows: list[dict[str, Any]] = ordered.limit(rows_max + 1).toArrow().to_pylist()

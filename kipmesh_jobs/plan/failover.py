@@ -97,7 +97,7 @@ def fail(way: str, brokers: int, failing: int, held: int, replication_factor: in
     """Simulate a simultaneous failure of the first `failing` brokers; return its figures by name.
 
     The controller fences the brokers (`way` is `event` or `record`), then handles one heartbeat of every other broker.
-    `partitions` are those with a failed replica, `sent_*` are bytes to all other brokers together, `proof_*` are
+    `partitions` counts those with a failed replica, `sent_*` are bytes to all other brokers together, `proof_*` are
     records and bytes that the heartbeats cause. Other figures are records, or bytes at one replica.
     """
     image = make_image(brokers, failing, held, replication_factor, rng)

@@ -56,9 +56,9 @@ class Leader:
     def read(
         self, topic: str, topic_id: bytes, requested: m.FetchPartition, max_bytes: int, min_one_batch: bool
     ) -> PartitionRead:
-        """Return the batches (zero bytes) from the fetch offset, at most `max_bytes` in all but one batch if
-        `min_one_batch`. High watermark and last stable offset equal the fetch offset, because the follower acknowledges
-        it.
+        """Return the batches (filled with zero bytes) from the fetch offset, at most `max_bytes` in total. With
+        `min_one_batch`, returns at least one batch. High watermark and last stable offset equal the fetch offset,
+        because the follower acknowledges it.
         """
         available = self.ends[self.index[topic_id]] - requested.fetch_offset
         count = min(available, max(max_bytes // self._batch_bytes, 1 if min_one_batch else 0))
@@ -82,7 +82,7 @@ class Traffic(NamedTuple):
     batches: int
 
     def __add__(self, other: tuple[int, ...]) -> Traffic:  # type: ignore[override]
-        """Return the field-by-field sum of both."""
+        """Return the field-by-field sum of both tuples."""
         return Traffic(*(one + two for one, two in zip(self, other, strict=True)))
 
 
@@ -113,8 +113,8 @@ class Pair:
         return traffic
 
     def fetch(self, now_ms: float, appends: _Appends) -> tuple[Traffic, float]:
-        """Run one fetch from time `now_ms`. Returns its traffic and the time of its response, at most
-        `WAIT_MS` later.
+        """Run one fetch that starts at `now_ms`. Returns its traffic and the time of its response, at most `WAIT_MS`
+        later.
         """
         for at in self._moved:
             topic_id = self.leader.topic_ids[at]

@@ -63,7 +63,7 @@ class DayConfig:
 
 @dataclass(slots=True)
 class DayResult:
-    """Metadata requests, and topics in them, by number of the 10 s window, and other statistics of a simulation.
+    """Metadata requests, and topics in them, by index of the 10 s window, and other statistics of a simulation.
 
     `oldest_ms` is the greatest age of metadata at a refresh, `cached_most` the greatest number of topics with metadata.
     """
@@ -392,7 +392,9 @@ class Day:
             raise self._broken(f"{metrics.cached_topics} topics are cached, the model has {len(model.refreshed)}")
 
     def _check_oldest(self, now_ms: float, requested: set[str]) -> None:
-        """Raise DayError if a topic of U was refreshed earlier than a requested one but not requested."""
+        """Raise DayError if a topic of set U was not requested although its last refresh is older than a requested
+        topic's.
+        """
         assert self._request is not None
         others = self._request.topics[self._request.urgent_topics :]
         youngest_ms = max((self._model.refreshed.get(name, 0.0) for name in others), default=None)

@@ -32,7 +32,7 @@ def topics_of(rng: Random) -> int:
 
 def simulate(topics: int, mode: RefreshMode, seed: int, duration_s: int = DURATION_S) -> DayResult:
     """Simulate a producer for `duration_s` seconds. It writes 0.2 records per second and topic, at least 1 per second
-    in all, more to popular topics (Zipf). Raises DayError.
+    in total, and more to popular topics (Zipf). Raises DayError.
     """
     rate = max(topics * RECORDS_PER_TOPIC_S, 1.0)
     config = DayConfig("zipf", mode, topics=topics, duration_s=duration_s, records_per_s=rate, seed=seed)
@@ -47,7 +47,7 @@ def simulate_start(topics: int, mode: RefreshMode) -> DayResult:
 
 
 def message_bytes(sizes: Sizes, topics: int) -> tuple[int, int]:
-    """Return the encoded bytes of a Metadata request for `topics` topics, and of its response."""
+    """Return the encoded sizes, in bytes, of a Metadata request for `topics` topics and of its response."""
     names = [f"topic-{number:07}" for number in range(topics)]
     brokers = [
         m.MetadataResponseBroker(number, f"broker-{number}.example.org", 9092, f"rack-{number % 3}")

@@ -46,7 +46,7 @@ class Figure(NamedTuple):
 
 
 def figures(mean: Mean) -> list[Figure]:
-    """Return the figures of KIP-227, KIP-526 and KIP-630, in this order. `mean` is that of the simulated samples."""
+    """Return the figures of KIP-227, KIP-526 and KIP-630, in this order. `mean` returns means of the simulated samples."""
     return [*_sessions(mean), *_metadata(), *_fencing(mean), *_snapshots()]
 
 
@@ -160,8 +160,8 @@ _SEED_METRICS = ("records", "record_bytes", "replica_bytes", "sent_bytes", "sent
 
 
 class Reads(NamedTuple):
-    """MB per second that compaction reads: head of the log, building the offset map, copying. `seconds_between` is the
-    time between two compactions.
+    """MB per second that compaction reads from the head of the log, to build the offset map, and to copy records.
+    `seconds_between` is the time between two compactions.
     """
 
     head: float
@@ -171,8 +171,8 @@ class Reads(NamedTuple):
 
 
 def compaction_reads(state_mb: float, change_mb_s: float, clean_ratio: float) -> Reads:
-    """Return the reads of compaction for a state of constant size in MB that changes by `change_mb_s`. It runs whenever
-    the changes reach `clean_ratio` of the state's size.
+    """Return the reads of compaction for a state of constant size in MB that changes by `change_mb_s`. Compaction runs
+    whenever the changes reach `clean_ratio` of the state's size.
     """
     dirty_mb = clean_ratio * state_mb
     seconds = dirty_mb / change_mb_s

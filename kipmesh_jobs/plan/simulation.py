@@ -54,8 +54,8 @@ def simulate(task: Task) -> list[Sample]:
 
 
 class Statistics:
-    """Number, mean, minimum, maximum and population standard deviation of each metric over all runs, by
-    part and case.
+    """Number of samples, mean, minimum, maximum and population standard deviation of each metric over all runs, by part
+    and case.
     """
 
     def __init__(self, samples: Sequence[Sample]) -> None:
@@ -72,7 +72,7 @@ class Statistics:
         return {key[2]: mean for key, mean in self._table["mean"].items() if key[:2] == (part, case)}
 
     def by_case(self, part: str, metric: str) -> dict[str, float]:
-        """Return the mean of a metric for each case of a part, by case. Empty if it was not simulated."""
+        """Return the mean of a metric for each case of a part, by case. Empty if the metric was not simulated."""
         return {key[1]: mean for key, mean in self._table["mean"].items() if (key[0], key[2]) == (part, metric)}
 
     def rows(self) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 class Sizes(NamedTuple):
     """Size of the planned cluster and of its simulation. All fields are positive. `batches_per_s` is for the whole
-    cluster. `producers_simulated` are simulated per sample and scaled to `producers`.
+    cluster. `producers_simulated` producers are simulated per sample; their traffic is scaled to `producers`.
     """
 
     brokers: int = 1_000
@@ -31,7 +31,7 @@ class Sizes(NamedTuple):
 
     @property
     def partitions(self) -> int:
-        """Number of partitions of all topics, without replicas."""
+        """Number of partitions of all topics, not counting replicas."""
         return self.topics * self.topic_partitions
 
     @property

@@ -93,7 +93,7 @@ class Broker:
 
     @property
     def evictions(self) -> int:
-        """Number of evicted sessions, whatever the reason, including the warm-up."""
+        """Number of sessions evicted for any reason, including during the warm-up."""
         return self._cache.metrics.evictions
 
     def run(self, duration_ms: float, warm_up_ms: float) -> None:
@@ -184,7 +184,7 @@ def case_of(policy: str, load: float) -> str:
 
 
 def sample(task: Task) -> dict[str, float]:
-    """Simulate one broker for ten minutes. Returns `sessions_most`, `evictions`, and as `hits:KIND` the share of
+    """Simulate one broker for ten minutes. Returns `sessions_most`, `evictions`, and `hits:KIND`, the share of
     incremental fetches after the warm-up, by kind of client and for `all`.
     """
     policy, load = task.case.split(":")
