@@ -74,7 +74,9 @@ class Engine:
         self.now_ms = end_ms
 
     def report(self, problem: str) -> None:
-        """Record a defect where raising is not possible. Keeps only the first one. `check_problems` raises it."""
+        """Record a defect from code that cannot raise, for `check_problems` to raise later. Keeps only the first
+        defect.
+        """
         self.problem = self.problem or problem
 
     def check_problems(self) -> None:

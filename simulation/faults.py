@@ -34,7 +34,7 @@ class Victim(Protocol):
         """Stop the process as SIGSTOP does. Return the action that resumes it."""
 
     def wipe(self) -> None:
-        """Replace the disk by an empty one, and restart the node."""
+        """Replace the disk with an empty one, and restart the node."""
 
 
 Node = TypeVar("Node", bound=Victim)
@@ -43,8 +43,8 @@ Node = TypeVar("Node", bound=Victim)
 class FaultPlan(Generic[Node]):
     """Injects faults at random times. Each kind of fault is a method, which returns False if it injected nothing.
 
-    Args: node_ids: all nodes of the network, clients included; until_ms: end of the faults; only: kinds to inject, all
-    if empty.
+    `node_ids` are all nodes of the network, including clients. The faults end at `until_ms`. `only` has the kinds of
+    faults to inject; if it is empty, all kinds are injected.
     """
 
     KINDS: ClassVar[dict[str, int]]
@@ -90,7 +90,7 @@ class FaultPlan(Generic[Node]):
     # -- defined by each simulator
 
     def leaders(self, running: list[Node]) -> list[Node]:
-        """Return those of the running nodes that are leaders."""
+        """Return the running nodes that are leaders."""
         raise NotImplementedError
 
     def crash(self, node: Node, *, power: bool) -> None:
@@ -115,7 +115,7 @@ class FaultPlan(Generic[Node]):
     # -- the plan
 
     def begin(self, every_ms: float) -> None:
-        """Schedule the first fault and the end of all faults. `every_ms`: mean time between two faults."""
+        """Schedule the first fault and the end of all faults. `every_ms` is the mean time between two faults."""
         self.every_ms = every_ms
         self.later(self.rng.expovariate(1 / self.every_ms) + self.FIRST_AFTER_MS, self._next)
         self.engine.after(self.until_ms, self.heal)
@@ -261,7 +261,7 @@ class FaultPlan(Generic[Node]):
         return True
 
     def fail_disk(self) -> bool:
-        """Let a write (possibly torn), sync or rename on the disk of a random node fail, which ends its process.
+        """Make a write (possibly torn), sync or rename on the disk of a random node fail, which ends its process.
 
         Returns False if no node runs.
         """
@@ -274,7 +274,7 @@ class FaultPlan(Generic[Node]):
         return True
 
     def wipe(self) -> bool:
-        """Replace the disk of a random running node by an empty one.
+        """Replace the disk of a random running node with an empty one.
 
         Returns False if no node runs or `may_wipe` permits none.
         """

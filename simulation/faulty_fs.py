@@ -21,7 +21,9 @@ from kipmesh.storage.fs import Buffer, File, FileLock, FileStat
 
 @dataclass(slots=True)
 class Fault:
-    """A pending failure: skips `skip` operations of its kind on paths that contain `path`, then fails `times`."""
+    """A pending failure: skips `skip` operations of its kind on paths that contain `path`, then fails the next `times`
+    operations.
+    """
 
     operation: str
     """open, read, write, truncate, sync, sync_dir, rename, remove or list."""
@@ -83,7 +85,7 @@ def _put(data: bytearray, position: int, written: bytes) -> None:
 
 
 class FaultyFileSystem:
-    """An in-memory `FileSystem` with injected faults, see the module. Thread-safe."""
+    """An in-memory `FileSystem` with injected faults (see the module docstring). Thread-safe."""
 
     def __init__(self, *, capacity_bytes: int | None = None) -> None:
         self.capacity_bytes = capacity_bytes
@@ -115,7 +117,7 @@ class FaultyFileSystem:
         self.faults.append(Fault(operation, error, path, skip, times, torn_bytes))
 
     def crash(self, rng: Random | None = None) -> None:
-        """Simulate a power failure. Without `rng` all unsynced data is lost, otherwise a random part.
+        """Simulate a power failure. Without `rng`, all unsynced data is lost, otherwise a random part of it.
 
         Pending faults are removed. Open files and locks become unusable.
         """
@@ -208,7 +210,9 @@ class FaultyFileSystem:
                 directory = entry
 
     def rename(self, old: str, new: str) -> None:
-        """Rename, replacing an existing file. Atomic over a power failure only within one directory."""
+        """Rename a file or directory, replacing any existing one. Only a rename within one directory is atomic in a
+        power failure.
+        """
         with self.mutex:
             self.check("rename", old)
             (old_directory, old_name), (new_directory, new_name) = self._parent(old), self._parent(new)
@@ -255,13 +259,15 @@ class FaultyFileSystem:
             return _FaultyLock(self, path)
 
     def release(self, path: str, crashes: int) -> None:
-        """Release a lock, unless a power failure has released it: `crashes` is the number of them when it was taken."""
+        """Release a lock, unless a power failure has already released it. `crashes` is the number of power failures
+        when the lock was taken.
+        """
         with self.mutex:
             if crashes == self.crashes:
                 self._locks.discard(path)
 
     def flip_bit(self, path: str, position: int, bit: int) -> None:
-        """Flip bit `bit` (0 to 7) of the byte at `position` durably, as damage of the disk.
+        """Flip bit `bit` (0 to 7) of the byte at `position` durably, as a damaged disk would.
 
         Removes all pending faults.
         """

@@ -22,7 +22,7 @@ from simulation.quorum.metadata import is_same
 
 
 class Checker:
-    """Checks the invariants of 630-19, see the module. `check_` methods raise InvariantError."""
+    """Checks the invariants of 630-19 (see the module docstring). `check_` methods raise InvariantError."""
 
     def __init__(self, engine: Engine, nodes: Mapping[int, Host]) -> None:
         self.engine = engine
@@ -51,7 +51,7 @@ class Checker:
         self._check_snapshot(node, machine)
 
     def check_high_watermark(self, node: Host, high_watermark: int) -> None:
-        """Check a new high watermark of a node, before the node applies the records below.
+        """Check a new high watermark of a node, before the node applies the records below it.
 
         It must not decrease, and the records must match the committed ones.
         """
@@ -115,9 +115,9 @@ class Checker:
     # -- starting
 
     def check_loaded_log(self, node: Host, before: list[Entry], base_before: int) -> None:
-        """Check a loaded log: every entry that was durable is in the log or in a snapshot.
+        """Check that every entry that was durable before a log was loaded is in the log or in a snapshot.
 
-        `before`: shadow entries of the previous process, from offset `base_before`.
+        `before` has the shadow entries of the previous process, from offset `base_before`.
         """
         replica = node.the_replica
         if replica.election.epoch < node.epoch_seen:
@@ -164,7 +164,9 @@ class Checker:
     # -- snapshots
 
     def _check_snapshot(self, node: Host, machine: Machine) -> None:
-        """Check the log start and the latest snapshot (630-06) after a step, on disk only if the log start moved."""
+        """Check the log start and the latest snapshot (630-06) after a step. Checks the files on disk only if the log
+        start moved.
+        """
         start = node.the_log.log_start_offset
         latest = node.the_replica.latest_snapshot
         if latest != machine.latest_snapshot and machine.latest_snapshot is not None and latest is None:
@@ -203,7 +205,7 @@ class Checker:
             self.fail(f"node {node.node_id} {verb} snapshot {snapshot_id} of another epoch")
 
     def check_loaded_snapshot(self, node: Host, snapshot_id: SnapshotId) -> None:
-        """Check that an image loaded from a snapshot matches the committed state, and its node does not lead."""
+        """Check that an image loaded from a snapshot matches the committed state, and that its node is not the leader."""
         self._check_capture(node, snapshot_id, "loaded")
         if not is_same(node.image, self.captures[snapshot_id.end_offset]):
             self.fail(f"image that node {node.node_id} loaded from {snapshot_id} does not match the state at its end")
@@ -211,7 +213,7 @@ class Checker:
             self.fail(f"leader {node.node_id} loads snapshot {snapshot_id}")
 
     def check_install(self, node: Host, snapshot_id: SnapshotId) -> None:
-        """Check before a fetched snapshot replaces the log: it is committed and not below the high watermark."""
+        """Check that a fetched snapshot that will replace the log is committed and not below the high watermark."""
         if node.is_leader:
             self.fail(f"leader {node.node_id} replaces its log by {snapshot_id}")
         if snapshot_id.end_offset < node.checked_high_watermark:
@@ -241,7 +243,9 @@ class Checker:
     # -- at the end
 
     def check_converged(self) -> None:
-        """Check the end of a run: all nodes run, with one leader, equal logs and images, and everything committed."""
+        """Check at the end of a run that all nodes run, with one leader, equal logs and images, and everything
+        committed.
+        """
         nodes = self.nodes.values()
         down = [node.node_id for node in nodes if node.machine is None]
         if down:

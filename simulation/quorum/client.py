@@ -29,7 +29,7 @@ class _Pending(NamedTuple):
 
 
 class Client:
-    """The clients of the quorum, simulated as one object, see the module."""
+    """The clients of the quorum, simulated as one object (see the module docstring)."""
 
     def __init__(self, nodes: Mapping[int, SimNode], checker: Checker, propose_every_ms: float) -> None:
         self.nodes = nodes

@@ -26,7 +26,7 @@ _FETCHED_MIN = 4
 
 
 class Faults(FaultPlan[SimNode]):
-    """A `FaultPlan` for the metadata quorum, see the module."""
+    """A `FaultPlan` for the metadata quorum (see the module docstring)."""
 
     KINDS: ClassVar = {
         "kill": 4,
@@ -75,7 +75,7 @@ class Faults(FaultPlan[SimNode]):
             self.later(self.rng.uniform(6000, 10_000), self._wipe_for_snapshots)
 
     def leaders(self, running: list[SimNode]) -> list[SimNode]:
-        """Return those of the running nodes that are leaders in their own view."""
+        """Return the running nodes that are leaders in their own view."""
         return [node for node in running if node.is_leader]
 
     def crash(self, node: SimNode, *, power: bool, restart_max_ms: float = 6000) -> None:
@@ -130,7 +130,9 @@ class Faults(FaultPlan[SimNode]):
         return self.change((1000, 8000), corruption=self.rng.uniform(0.05, 0.5))
 
     def may_wipe(self, node: SimNode) -> bool:
-        """Return whether Raft tolerates the loss of this disk: always for an observer, else as the module states."""
+        """Return whether Raft tolerates the loss of this disk: always for an observer, and for a voter as the module
+        docstring says.
+        """
         voters = [self.nodes[voter] for voter in node.config.voters]
         if node not in voters:
             return True
@@ -151,7 +153,7 @@ class Faults(FaultPlan[SimNode]):
 
     @staticmethod
     def _has_all(voter: Host, leader: Host, epoch: int) -> bool:
-        """Return whether a voter is in the leader's epoch and has the leader's whole log durably."""
+        """Return whether a voter is in the leader's epoch and has durably stored the leader's whole log."""
         machine = voter.machine
         if machine is None or machine.epoch != epoch or machine.state not in (State.LEADER, State.FOLLOWER):
             return False
@@ -180,7 +182,7 @@ class Faults(FaultPlan[SimNode]):
                 node.step(ResignRequested())
 
     def resign(self) -> bool:
-        """Let a random leader resign. Returns False if no running node is leader."""
+        """Let a random leader resign. Returns False if no running node is the leader."""
         leaders = self.leaders(self.running())
         if not leaders:
             return False
@@ -200,7 +202,7 @@ class Faults(FaultPlan[SimNode]):
         return True
 
     def crash_at_point(self) -> bool:
-        """Let random nodes crash the next time that they pass a random crash point. They restart soon.
+        """Let random nodes crash the next time they pass a random crash point. They restart soon.
 
         Returns False if no node runs.
         """
@@ -210,7 +212,7 @@ class Faults(FaultPlan[SimNode]):
         return bool(running)
 
     def crash_at_snapshot(self) -> bool:
-        """Crash every node that runs when it next passes a random step of handling snapshots.
+        """Crash every running node the next time it passes a random step of snapshot handling.
 
         Returns False if no node runs.
         """
@@ -286,7 +288,7 @@ class Faults(FaultPlan[SimNode]):
         return any(node.flipped or node.is_log_damaged or node.is_refused for node in voters)
 
     def fail_to_apply(self) -> bool:
-        """Simulate a defect of a random node's state machine: the next records do not fit its image.
+        """Simulate a defect in a random node's state machine: the next records do not fit its image.
 
         Returns False if no node runs.
         """

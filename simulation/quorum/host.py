@@ -32,7 +32,7 @@ Entry = tuple[int, int]
 
 @dataclass(slots=True)
 class Settings:
-    """Settings that a seed draws for all nodes."""
+    """Settings for all nodes, drawn from a seed."""
 
     ties: bool
     """Whether jitter is coarse, so that candidates tie."""
@@ -109,14 +109,14 @@ class Host:
 
     @property
     def is_leader(self) -> bool:
-        """Whether the process is leader in its own view."""
+        """Whether the process is the leader in its own view."""
         return self.machine is not None and self.machine.state is State.LEADER
 
     @property
     def is_active(self) -> bool:
-        """Whether the process is active controller in its own view.
+        """Whether the process is the active controller in its own view.
 
-        It is leader, has committed an offset of its epoch, and has applied its whole log.
+        It is the leader, has committed an offset of its epoch, and has applied its whole log.
         """
         machine = self.machine
         if machine is None or machine.leadership is None:
@@ -137,7 +137,7 @@ class Host:
         return self.base + len(self.entries)
 
     def entry(self, offset: int) -> Entry:
-        """Return the shadow's entry at an offset from `base` to below `end`."""
+        """Return the shadow's entry at `offset`, which must be at least `base` and below `end`."""
         return self.entries[offset - self.base]
 
     def durable_end(self) -> int:
@@ -168,7 +168,7 @@ class Host:
         return int(self._clock_start_ms + self.engine.now_ms * self._rate)
 
     def wall_ms(self) -> int:
-        """Return this node's wall clock (ms), some hundred ms apart from those of other nodes."""
+        """Return this node's wall clock (ms), which differs from those of other nodes by a few hundred ms."""
         return WALL_MS + 137 * self.node_id + int(self.engine.now_ms * self._rate)
 
     def at_process(self, process: int, action: Callable[[], None]) -> None:
@@ -184,7 +184,7 @@ class Host:
         action()
 
     def later(self, delay_ms: float, action: Callable[[], None]) -> None:
-        """Run the action after `delay_ms`, if this process still runs then."""
+        """Run the action after `delay_ms` if this process is still running then."""
         process = self.process
         self.engine.after(delay_ms, lambda: self.at_process(process, action))
 
@@ -193,8 +193,8 @@ class Host:
     def stop(self, *, power: bool = False, clean: bool = False, restart_ms: float | None = None) -> None:
         """End the process, by default as kill does: without writing, but keeping written data.
 
-        `power`: also lose a random part of unsynced data. `clean`: close the log first and write the clean-shutdown
-        marker. `restart_ms`: delay of the restart, None for no restart.
+        With `power`, also loses a random part of unsynced data. With `clean`, first closes the log and writes the
+        clean-shutdown marker. `restart_ms` is the delay of the restart, or None for no restart.
         """
         if self.manager is not None and clean:
             self.manager.close(-1)
@@ -214,7 +214,7 @@ class Host:
             self.boot()
 
     def wipe(self) -> None:
-        """Kill the process, replace the disk by an empty one and restart."""
+        """Kill the process, replace the disk with an empty one and restart."""
         self.is_refused = False
         self.stop(restart_ms=self.rng.uniform(50, 1500))
         self.fs = FaultyFileSystem()
@@ -225,7 +225,7 @@ class Host:
 
     @contextmanager
     def ending_on_failure(self) -> Iterator[None]:
-        """Context manager that ends the process (`disk_failed`) on a StorageError or OSError of the enclosed work."""
+        """Context manager that ends the process (`disk_failed`) on a StorageError or OSError in the block."""
         try:
             yield
         except (StorageError, OSError):

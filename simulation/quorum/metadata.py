@@ -138,7 +138,7 @@ class Model:
             del self.configs[record.resource_name]
 
     def difference(self, image: CapturedImage) -> str:
-        """Return a description of the differences between an image and the model, "" if there are none."""
+        """Return a description of the differences between an image and the model, or "" if there are none."""
         topics = {topic.name: (topic.topic_id, len(topic.partitions)) for topic in image.topics.values()}
         configs = {name: dict(keys) for (_, name), keys in image.configs.items()}
         unfenced = {broker.broker_id for broker in image.brokers.values() if not broker.fenced}

@@ -73,7 +73,7 @@ class Watcher(Protocol):
     """Observer of nodes, which reacts to elections and refused starts."""
 
     def state_changed(self, node: SimNode, state: State) -> None:
-        """Handle that a node's raft state has changed to `state`."""
+        """Handle a change of a node's raft state to `state`."""
 
     def replace_disks(self) -> None:
         """Replace the disks of voters that refused to start, as soon as the other voters tolerate it."""
@@ -108,7 +108,7 @@ class SimNode(Host):
         self._wake_ms: float | None = None
 
     def jitter(self) -> float:
-        """Return random jitter in [0, 1), or with `ties` 0.0 or 0.5, so that candidates tie."""
+        """Return random jitter in [0, 1). With `ties`, it is either 0.0 or 0.5, so that candidates tie."""
         return self.rng.choice((0.0, 0.5)) if self.settings.ties else self.rng.random()
 
     def _schedule_wake(self) -> None:

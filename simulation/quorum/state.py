@@ -37,7 +37,7 @@ class PendingSnapshot:
 
 
 class SimState:
-    """State machine of one process: its metadata image and its snapshots, see the module."""
+    """State machine of one process: its metadata image and its snapshots (see the module docstring)."""
 
     def __init__(self, node: Host, checker: Checker) -> None:
         self.node = node

@@ -205,7 +205,7 @@ class Parts:
         self.lifecycle.metadata_advanced()
 
     async def _load(self) -> None:
-        """Apply committed metadata of which the broker was notified, in place of `MetadataLoader`."""
+        """Apply the committed metadata that the broker was notified of, in place of `MetadataLoader`."""
         quorum = self.broker.quorum
         while True:
             await self.metadata_changed.wait()
@@ -358,9 +358,9 @@ class SimBroker:
             self.parts.log_dirs.directory_failed(path, error)
 
     def failed(self, process: Process, error: BaseException) -> None:
-        """Kill and restart the process after a task or log failed.
+        """Kill and restart the process after a task or log has failed.
 
-        Reports an error that is no KafkaError as a defect.
+        Reports any error other than KafkaError as a defect.
         """
         if not isinstance(error, KafkaError):
             self.engine.report(f"broker {self.node_id} failed: {error!r}")
@@ -375,7 +375,8 @@ class SimBroker:
     def stop(self, *, power: bool = False, restart_ms: float | None = None) -> None:
         """End the process as kill does: without writing, but keeping written data. `stopped` ends a clean stop instead.
 
-        `power`: also lose a random part of unsynced data. `restart_ms`: delay of the restart, None for no restart.
+        With `power`, also loses a random part of unsynced data. `restart_ms` is the delay of the restart, or None for
+        no restart.
         """
         parts = self.parts
         self.checker.process_ended(self.node_id, power=power)
@@ -411,7 +412,7 @@ class SimBroker:
         self.engine.after(0, end)
 
     def wipe(self) -> None:
-        """Kill the process, replace the disk by an empty one and restart."""
+        """Kill the process, replace the disk with an empty one and restart."""
         self.stop(restart_ms=self.rng.uniform(50, 1500))
         self.fs = FaultyFileSystem()
         self.checker.disk_lost(self.node_id)
