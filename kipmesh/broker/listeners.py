@@ -136,7 +136,7 @@ class Listeners:
             await server.set_serving(is_serving)
 
     async def stop(self) -> None:
-        """Stop all listeners and close their connections. gRPC requests may complete for `STOP_GRACE_S`. Idempotent."""
+        """Stop all listeners and close their connections. gRPC requests have `STOP_GRACE_S` to complete. Idempotent."""
         if self._kafka is not None:
             await self._kafka.stop()
         if self._servers:

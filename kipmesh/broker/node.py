@@ -67,20 +67,20 @@ class BrokerNode:
 
     @property
     def ready(self) -> bool:
-        """Whether the broker's own metadata image shows its current registration as unfenced. False after the stop."""
+        """Whether the broker's own metadata image shows its current registration as unfenced. False once stopped."""
         me = self.hosted_replicas.image.brokers.get(self.config.node_id)
         is_current = me is not None and me.broker_epoch == self.parts.broker_epoch() and not me.fenced
         return is_current and not self._is_stopped
 
     @property
     def in_sync(self) -> bool:
-        """Whether the broker is ready, and all its replicas are in their ISRs or once were since the start."""
+        """Whether the broker is ready, and all its replicas are in their ISRs or have been since the start."""
         return self.ready and self.startup_isr_check.all_in_sync()
 
     async def start(self) -> None:
         """Load the logs, bind the listeners and start the tasks. Returns before the broker is registered.
 
-        Raises KafkaError for an invalid configuration, for example a `node.id` of a voter, or a data directory of
+        Raises KafkaError for an invalid configuration, for example the `node.id` of a voter or the data directory of
         another node; StorageError if a disk fails; AddressError if an address cannot be bound.
         """
         config, parts = self.config, self.parts

@@ -60,7 +60,7 @@ def settings_of(config: BrokerConfig) -> Settings:
 
 @dataclass(slots=True, eq=False)
 class _InFlight:
-    """A write that is in the log and not yet committed."""
+    """A write that is in the log but not yet committed."""
 
     write_id: int
     last_offset: int
@@ -72,7 +72,7 @@ class _InFlight:
 class GroupShard:
     """The group coordinator of one partition of `__consumer_offsets`, while this broker leads it in one epoch.
 
-    Starts to load the groups from the log when it is created.
+    Starts loading the groups from the log when it is created.
     """
 
     replica: Replica
@@ -115,7 +115,7 @@ class GroupShard:
         log.info("groups loaded", log=str(replica), groups=len(table.group_ids()), took_ms=monotonic_ms() - begin)
 
     async def _wait_replicated(self, offset: int) -> None:
-        """Wait until `offset` is committed, or the shard is closed: records of a former leader count only then."""
+        """Wait until `offset` is committed or the shard is closed. Records of a former leader may still be lost."""
         while offset >= self.replica.high_watermark and not self.is_closed:
             result: asyncio.Future[ErrorCode] = self._loop.create_future()
             self.replica.when_replicated(offset, self.leader_epoch, partial(_set_result, result))
@@ -147,8 +147,8 @@ class GroupShard:
     async def request(self, step: RequestStep, on_disconnect: OnDisconnect | None = None) -> Any:
         """Execute a request and return its response, which may contain an error code.
 
-        `on_disconnect` is called if the caller is cancelled. Raises KafkaError: COORDINATOR_LOAD_IN_PROGRESS, or
-        NOT_COORDINATOR, also if the shard is closed before the response.
+        `on_disconnect` is called if the caller is cancelled. Raises the errors of `active`, and KafkaError with
+        NOT_COORDINATOR if the shard is closed before the response.
         """
         coordinator = self.active()
         number = next(self._numbers)
@@ -176,7 +176,7 @@ class GroupShard:
         return self.coordinator
 
     def execute(self, step: Callable[[GroupCoordinator, Instant], Decision]) -> None:
-        """Execute a step without a response. Does nothing while the log is being read and after `close`."""
+        """Execute a step that has no response. Does nothing while the log is being read and after `close`."""
         if self.coordinator is not None and not self.is_closed:
             self._apply(step(self.coordinator, self._now()))
 

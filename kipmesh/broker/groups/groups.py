@@ -123,8 +123,8 @@ class GroupsHandler:
     ) -> m.FindCoordinatorResponse:
         """Return the coordinator of each group: FindCoordinator (API key 10). Creates `__consumer_offsets` if missing.
 
-        Errors per key: INVALID_REQUEST for other key types than groups, INVALID_GROUP_ID for an id that is too long,
-        COORDINATOR_NOT_AVAILABLE without the topic or a leader.
+        Errors per key: INVALID_REQUEST for key types other than groups, INVALID_GROUP_ID for an id that is too long,
+        COORDINATOR_NOT_AVAILABLE if the topic does not exist or has no leader.
         """
         if request.key_type != GROUP_KEY_TYPE:
             message = f"key type must be 0 (group), got {request.key_type}"
@@ -151,7 +151,7 @@ class GroupsHandler:
         return m.FindCoordinatorResponse(coordinators=coordinators)
 
     async def _create(self, context: RequestContext) -> TopicState | None:
-        """Create `__consumer_offsets` and return its state, or None if it does not exist in time."""
+        """Create `__consumer_offsets` and return its state, or None if it does not appear in time."""
         async with self._creating:
             if self._topic() is None:
                 config = self.config
@@ -170,7 +170,7 @@ class GroupsHandler:
     async def _request(
         self, group_id: str, step: RequestStep, refused: Callable[..., T], on_disconnect: OnDisconnect | None = None
     ) -> T:
-        """Return the coordinator's response, or `refused(error_code=...)` if it does not accept the request.
+        """Return the coordinator's response, or `refused(error_code=...)` if the request is not accepted.
 
         Codes: INVALID_GROUP_ID, NOT_COORDINATOR, COORDINATOR_LOAD_IN_PROGRESS.
         """
@@ -192,8 +192,8 @@ class GroupsHandler:
 
         Errors are in the response, among them NOT_COORDINATOR and COORDINATOR_LOAD_IN_PROGRESS.
 
-        Args: requires_member_id: whether a member without an id receives one with MEMBER_ID_REQUIRED; skips_assignment:
-        whether the response to a static leader that rejoins can say that it need not assign again.
+        With `requires_member_id`, a member without an id receives one with MEMBER_ID_REQUIRED. With `skips_assignment`,
+        the response can tell a static leader that rejoins not to assign partitions again.
         """
         client = Client(context.client_id, _host(context.peer), requires_member_id, skips_assignment)
         unique = str(uuid.uuid4())
@@ -246,7 +246,7 @@ class GroupsHandler:
     async def offset_commit(self, request: m.OffsetCommitRequest, context: RequestContext) -> m.OffsetCommitResponse:
         """Commit offsets of a group: OffsetCommit (API key 8). Errors are per partition.
 
-        Unknown partitions get UNKNOWN_TOPIC_OR_PARTITION, the others are committed. All get the same code, such as
+        Unknown partitions get UNKNOWN_TOPIC_OR_PARTITION; the others are committed. All get the same code, such as
         NOT_COORDINATOR, if the coordinator does not accept the request.
         """
         known, results = [], {}
@@ -343,7 +343,7 @@ class GroupsHandler:
     # --- metrics -----------------------------------------------------------------------------------------------------
 
     def metrics(self) -> Iterator[Metric]:
-        """Yield Kafka's gauges of groups, and `kafka_consumergroup_lag`. O(committed offsets).
+        """Yield Kafka's group gauges and `kafka_consumergroup_lag`. O(committed offsets).
 
         Lags are known for partitions that this broker hosts, as leader or as follower. Committed offsets in other
         partitions are counted, so that a gap does not look like a group that is up to date. Requests to their leaders

@@ -20,7 +20,7 @@ _FUNCTIONS = coroutines_in(sys.modules[__name__])
 
 
 def make_handlers(broker: BrokerParts) -> Handlers:
-    """Return the handlers, by API, of all APIs that a broker serves. Raises LookupError for an API without one."""
+    """Return the handler of each API that a broker serves. Raises LookupError if an API has none."""
     handlers: dict[Any, Handler] = {}
     responders = broker.groups, broker.offsets, broker.producer_ids, broker.fetch
     for api in APIS:

@@ -135,10 +135,10 @@ def _with_type(one: m.DescribeConfigsResourceResult, *, has_synonyms: bool) -> m
 
 
 def merge_resources(request: m.DescribeConfigsRequest) -> m.DescribeConfigsRequest:
-    """Return the request with each resource once, with the keys of all its repeats.
+    """Return the request with duplicate resources merged into one entry that has the keys of all of them.
 
-    If one of them has no keys, which means all, the result has none. A broker has more than a hundred keys, so a
-    response with repeats would be far larger than the request.
+    If one of the duplicates has no keys, which means all, the merged entry has none. A broker has more than a hundred
+    keys, so a response with duplicates would be far larger than the request.
     """
     requested: dict[tuple[int, str], dict[str, None] | None] = {}  # None: all keys
     for each in request.resources:
@@ -212,8 +212,8 @@ async def list_config_resources(
 ) -> config_resources.ListConfigResourcesResponse:
     """List the resources of the requested types that have a configuration, or of all types if none is requested.
 
-    Top-level error: UNSUPPORTED_VERSION for an unknown type. Version 0 lists client metrics only, so it is empty.
-    Brokers on the request's listener are listed twice: also as BROKER_LOGGER.
+    Top-level error: UNSUPPORTED_VERSION for an unknown type. Version 0 lists client metrics only, so it is empty. Each
+    broker on the request's listener is listed both as BROKER and as BROKER_LOGGER.
     """
     image, listener = broker.hosted_replicas.image, context.listener or broker.config.inter_broker_listener_name
     brokers = [str(number) for number, one in sorted(image.brokers.items()) if listener in one.endpoints]
@@ -292,7 +292,7 @@ async def inject_fault(
 ) -> m.InjectFaultResponse:
     """Add a fault and return its id.
 
-    Raises KafkaError: INVALID_REQUEST if the request has none, POLICY_VIOLATION unless `fault.injection.enable`.
+    Raises KafkaError: INVALID_REQUEST if the request has no fault, POLICY_VIOLATION unless `fault.injection.enable`.
     """
     if request.fault is None:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "the request must have a fault")
@@ -309,7 +309,7 @@ async def list_faults(
 async def clear_faults(
     broker: BrokerParts, request: m.ClearFaultsRequest, context: RequestContext
 ) -> m.ClearFaultsResponse:
-    """Remove faults by id, all without ids, and return the number removed.
+    """Remove the faults with the given ids, or all faults if there are no ids, and return the number removed.
 
     Raises KafkaError with POLICY_VIOLATION unless `fault.injection.enable`.
     """

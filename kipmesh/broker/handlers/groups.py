@@ -83,7 +83,7 @@ async def offset_commit(
 ) -> m.OffsetCommitResponse:
     """Commit offsets. Responds when they are committed to the log.
 
-    An unknown group returns GROUP_ID_NOT_FOUND, before version 9 ILLEGAL_GENERATION.
+    An unknown group returns GROUP_ID_NOT_FOUND, or ILLEGAL_GENERATION before version 9.
     """
     response = await broker.groups.offset_commit(request, context)
     if not context.is_before(_COMMIT_GROUP_ID_NOT_FOUND_SINCE):
@@ -125,7 +125,7 @@ def _refused(topic: m.OffsetFetchRequestTopics, code: int) -> m.OffsetFetchRespo
 async def describe_groups(
     broker: BrokerParts, request: m.DescribeGroupsRequest, context: RequestContext
 ) -> m.DescribeGroupsResponse:
-    """Describe groups. An unknown group has state `Dead`, from version 6 on with GROUP_ID_NOT_FOUND (KIP-1043)."""
+    """Describe groups. Unknown groups have the state `Dead` and, from version 6 on, GROUP_ID_NOT_FOUND (KIP-1043)."""
     response = await broker.groups.describe_groups(request, context)
     if context.version is None or context.version < _DESCRIBE_NOT_FOUND_SINCE:
         return response

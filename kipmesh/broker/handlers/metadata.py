@@ -23,7 +23,7 @@ _NULL_NAME_SINCE = 12
 
 
 def _controller_id(broker: BrokerParts, brokers: Sequence[m.MetadataResponseBroker]) -> int:
-    """Return this broker's id if it is in `brokers`, else the lowest id, or -1 without any broker."""
+    """Return this broker's id if it is in `brokers`, else the lowest id, or -1 if there are no brokers."""
     ids = [one.node_id for one in brokers]
     mine = broker.config.node_id
     return mine if mine in ids else min(ids, default=-1)
@@ -54,9 +54,10 @@ async def metadata(broker: BrokerParts, request: m.MetadataRequest, context: Req
 async def describe_cluster(
     broker: BrokerParts, request: m.DescribeClusterRequest, context: RequestContext
 ) -> m.DescribeClusterResponse:
-    """Describe the brokers. Top-level errors: BROKER_NOT_AVAILABLE without metadata, and UNSUPPORTED_ENDPOINT_TYPE.
+    """Describe the brokers.
 
-    The latter is the response to a request for controllers, which have no Kafka endpoints.
+    Top-level errors: BROKER_NOT_AVAILABLE without metadata, and UNSUPPORTED_ENDPOINT_TYPE if the request is for
+    controllers, which have no Kafka endpoints.
     """
     cluster_id = broker.config.cluster_id
     if request.endpoint_type != BROKERS:
@@ -79,7 +80,7 @@ async def describe_cluster(
 async def describe_topic_partitions(
     broker: BrokerParts, request: m.DescribeTopicPartitionsRequest, context: RequestContext
 ) -> m.DescribeTopicPartitionsResponse:
-    """Describe a page of partitions, in the order of topic names. Without topics in the request, of all topics.
+    """Describe a page of partitions of the requested topics, or of all topics if none is requested, by topic name.
 
     Without metadata, each requested topic has LEADER_NOT_AVAILABLE.
     """

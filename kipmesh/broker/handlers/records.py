@@ -38,7 +38,7 @@ async def produce(broker: BrokerParts, request: m.ProduceRequest, context: Reque
     """Append batches and respond when `acks` is satisfied. Errors are per partition.
 
     On Kafka listeners, acks=0 returns NO_RESPONSE, or raises CloseConnection after an error. Before version 7 a request
-    with zstd gets UNSUPPORTED_COMPRESSION_TYPE for all partitions.
+    with zstd batches gets UNSUPPORTED_COMPRESSION_TYPE for all partitions.
     """
     if context.is_before(_PRODUCE_ZSTD_SINCE) and any(
         _is_zstd(data.records) for topic in request.topic_data for data in topic.partition_data
@@ -63,7 +63,7 @@ async def produce(broker: BrokerParts, request: m.ProduceRequest, context: Reque
 
 
 async def fetch(broker: BrokerParts, request: m.FetchRequest, context: RequestContext) -> m.FetchResponse:
-    """Read records for a consumer or, by gRPC only, for a follower, within its fetch session.
+    """Read records for a consumer or, over gRPC only, for a follower, within its fetch session.
 
     A broker's replica id on a Kafka listener returns CLUSTER_AUTHORIZATION_FAILED.
     """
@@ -82,7 +82,7 @@ async def fetch(broker: BrokerParts, request: m.FetchRequest, context: RequestCo
 
 
 def _without_zstd(response: m.FetchResponse) -> m.FetchResponse:
-    """Replace records that begin with a zstd batch by the partition error UNSUPPORTED_COMPRESSION_TYPE."""
+    """Replace records that begin with a zstd batch with the partition error UNSUPPORTED_COMPRESSION_TYPE."""
     topics = []
     for topic in response.responses:
         partitions = [
@@ -108,7 +108,7 @@ async def list_offsets(
 async def offsets_for_leader_epoch(
     broker: BrokerParts, request: m.OffsetsForLeaderEpochRequest, context: RequestContext
 ) -> m.OffsetsForLeaderEpochResponse:
-    """Return the end offset of a leader epoch, for consumers and, by gRPC, for followers.
+    """Return the end offset of a leader epoch, for consumers and, over gRPC, for followers.
 
     A broker's replica id on a Kafka listener returns CLUSTER_AUTHORIZATION_FAILED.
     """
@@ -127,10 +127,9 @@ async def offsets_for_leader_epoch(
 async def describe_log_dirs(
     broker: BrokerParts, request: m.DescribeLogDirsRequest, context: RequestContext
 ) -> m.DescribeLogDirsResponse:
-    """Describe each log directory: the size and lag of its replicas, and the bytes of its disk.
+    """Describe each log directory: the size and lag of its replicas, and the total and free bytes of its disk.
 
-    An offline directory has KAFKA_STORAGE_ERROR and the reason.
-    Null topics mean all, as does an empty list by gRPC.
+    An offline directory has KAFKA_STORAGE_ERROR and the reason. Null topics mean all, as does an empty list over gRPC.
     """
     wanted = {topic.topic: frozenset(topic.partitions) for topic in request.topics or ()}
     logs: dict[str, dict[str, list[m.DescribeLogDirsPartition]]] = {}
@@ -181,8 +180,8 @@ async def describe_producers(
 ) -> producers_api.DescribeProducersResponse:
     """Describe the active producers of partitions.
 
-    Errors per partition: NOT_LEADER_OR_FOLLOWER without a replica in a role here, INVALID_TOPIC_EXCEPTION for an
-    invalid name, and those of `HostedReplicas.require`.
+    Errors per partition: NOT_LEADER_OR_FOLLOWER if the replica has no role yet or no longer, INVALID_TOPIC_EXCEPTION
+    for an invalid name, and those of `HostedReplicas.require`.
     """
     wanted: dict[str, dict[int, None]] = {}  # a repeated partition is described once
     for one in request.topics:

@@ -82,8 +82,8 @@ class ControllerChannel:
         """Send a request, repeating it for up to `timeout_s` seconds until the active controller responds.
 
         Returns the last response, even if no voter was the active controller, and whether the request was repeated.
-        Raises TransportError if the last attempt has no response or the request is too large. `streaming` sends it over
-        a long-lived stream.
+        Raises TransportError if the last attempt gets no response or the request is too large. With `streaming`, the
+        request is sent over a long-lived stream.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -132,12 +132,12 @@ class ControllerChannel:
         return now + SEARCH_TIMEOUT_S if len(self._voters) > 1 else None
 
     def _try_next_voter(self, voter: Voter) -> None:
-        """Move on to the next voter. Of several requests that failed at a voter, only the first moves."""
+        """Switch to the next voter. If several requests fail at the same voter, only the first one switches."""
         if voter == self._current:
             self._current = self._voters[(self._voters.index(voter) + 1) % len(self._voters)]
 
     async def _pause(self, tried: Voter) -> None:
-        """Wait for the retry backoff, or until the leader becomes known. No wait if another voter leads."""
+        """Wait for the retry backoff, or until the leader becomes known. Does not wait if another voter leads."""
         if self._leader is not None and self._leader == self._current != tried:
             return
         with contextlib.suppress(TimeoutError):
@@ -167,6 +167,6 @@ def _earlier(first: float | None, second: float | None) -> float | None:
 
 
 def is_inactive(api: Api, response: Any) -> bool:
-    """Whether a response has no success and no errors but those of a voter that is not the active controller."""
+    """Whether a response only has errors that a voter returns when it is not the active controller."""
     codes = api.errors(response)
     return bool(codes) and not api.has_success(response) and all(code in _NOT_ACTIVE for code in codes)

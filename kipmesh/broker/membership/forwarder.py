@@ -55,7 +55,7 @@ _EXISTS = (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS)
 class Forwarder:
     """Sends requests of one broker to the active controller.
 
-    Raises LookupError if the table of APIs and this module differ in which APIs they reconcile.
+    Raises LookupError if the table of APIs and this module disagree about which APIs are reconciled.
     """
 
     def __init__(self, channel: ControllerChannel, hosted_replicas: HostedReplicas, wait_until: WaitUntil) -> None:
@@ -210,7 +210,7 @@ def _alter_partition_reassignments(
 ) -> Reconciliation:
     """Turn NO_REASSIGNMENT_IN_PROGRESS into a success where a reassignment ran when the request arrived.
 
-    The earlier attempt has cancelled it.
+    The earlier attempt must have cancelled it.
     """
     image = hosted.image
     running = {(image.topics[topic_id].name, partition) for topic_id, partition in image.reassigning}

@@ -46,7 +46,7 @@ class BrokerLifecycle:
 
     Args: metadata_offset: returns the last published metadata offset; log_ends: returns the log ends of hosted
     partitions; offline_log_dirs: returns the ids of failed directories whose lost replicas were reported;
-    heartbeat_due: event that sends the next heartbeat immediately.
+    heartbeat_due: event that triggers the next heartbeat immediately.
     """
 
     config: BrokerConfig
@@ -72,9 +72,9 @@ class BrokerLifecycle:
         self.is_fenced = True
 
     async def register(self, listeners: Sequence[m.Listener]) -> None:
-        """Register with these listeners; repeat until the controller accepts.
+        """Register with these listeners, retrying until the controller accepts.
 
-        Raises KafkaError with INCONSISTENT_CLUSTER_ID, INVALID_REQUEST or UNSUPPORTED_VERSION, because a retry cannot
+        Raises KafkaError with INCONSISTENT_CLUSTER_ID, INVALID_REQUEST or UNSUPPORTED_VERSION, for which a retry cannot
         succeed.
         """
         request = m.BrokerRegistrationRequest(

@@ -20,7 +20,7 @@ class MetadataPublisher:
     """Applies new metadata images to the replicas of one broker, then makes them visible to waiters.
 
     Args: on_roles_assigned: receives each delta after the replicas have their roles, before waiters are notified;
-    on_published: awaited after waiters were notified.
+    on_published: awaited after waiters have been notified.
     """
 
     broker_id: int
@@ -39,7 +39,7 @@ class MetadataPublisher:
 
     @property
     def has_published(self) -> bool:
-        """Whether any metadata image was published."""
+        """Whether any metadata image has been published."""
         return self.published_offset >= 0
 
     def published_image(self) -> MetadataImage | None:
@@ -52,7 +52,7 @@ class MetadataPublisher:
         self._registered.set()
 
     async def publish(self, image: MetadataImage, delta: MetadataDelta) -> None:
-        """Apply `delta` to the replicas and publish `image`. Waits until `registered` was called.
+        """Apply `delta` to the replicas and publish `image`. Waits until `registered` has been called.
 
         An image that ends before the registration is ignored; the first published image includes its changes.
         """

@@ -31,7 +31,7 @@ from kipmesh.transport.grpc.client import ConnectionPool
 def open_replica(config: BrokerConfig, fs: FileSystem, log_manager: LogManager) -> QuorumReplica:
     """Open the broker's replica of the metadata log in its metadata log directory. Blocks.
 
-    Without a valid snapshot an observer fetches again instead of failing (630-14). Raises StorageError.
+    Without a valid snapshot, an observer fetches the metadata again instead of failing (630-14). Raises StorageError.
     """
     return QuorumReplica.open(
         log_manager,
@@ -84,7 +84,7 @@ class BrokerQuorum:
         """Driver event: the log was truncated."""
 
     def start(self) -> None:
-        """Start to fetch, load and publish the metadata."""
+        """Start fetching, loading and publishing the metadata."""
         self.loader.start()
         self.driver.start()
 
@@ -94,7 +94,7 @@ class BrokerQuorum:
         await self.driver.stop()
 
     async def abort(self) -> None:
-        """Stop the loader and the driver as in a crash, without a sync of the metadata log."""
+        """Stop the loader and the driver as in a crash, without syncing the metadata log."""
         await self.loader.stop()
         await self.driver.abort()
 

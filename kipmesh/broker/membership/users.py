@@ -41,7 +41,7 @@ class UsersFileError(Exception):
 def parse_users(text: str) -> dict[str, str]:
     """Return passwords by user name from the text of a users file.
 
-    Raises UsersFileError for an invalid line or a repeated user. The message never has a password.
+    Raises UsersFileError for an invalid line or a repeated user. The message never contains a password.
     """
     users: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -124,7 +124,7 @@ class LogUsers:
         self._file = file
 
     async def password(self, user: str) -> str | None:
-        """Return the password that the file has, or None. The metadata log has no passwords."""
+        """Return the user's password from the file, or None. The metadata log has no passwords."""
         return None if self._file is None else await self._file.password(user)
 
     async def credential(self, mechanism: str, user: str) -> ScramCredential | None:

@@ -79,7 +79,7 @@ class BrokerMetrics:
         self._metadata_topics = counter(ours + "metadata_topics", "Topics in Metadata responses.")
 
     def metadata_responded(self, request: MetadataRequest, topics: int) -> None:
-        """Count a Metadata request as `all`, `topics` or `brokers`. `topics`: number of topics in the response."""
+        """Count a Metadata request as `all`, `topics` or `brokers`. `topics` is the number in the response."""
         kind = "all" if request.topics is None else "topics" if request.topics else "brokers"
         self._metadata_requests[kind].inc()
         self._metadata_topics.inc(topics)
@@ -121,7 +121,7 @@ class BrokerMetrics:
             self._replication_bytes_in.inc(size_bytes)
 
     def reassigned(self, size_bytes: int, *, is_throttled: bool) -> None:
-        """Count bytes that a replica appended while a reassignment adds it. Throttled bytes are also counted apart."""
+        """Count bytes that a replica being added by a reassignment appended. Throttled bytes also count separately."""
         self._reassignment_bytes_in.inc(size_bytes)
         if is_throttled:
             self._throttled_bytes.inc(size_bytes)

@@ -71,7 +71,7 @@ Entry = dict[str, Any]
 
 
 class LastFetch(FetchSessionMetrics):
-    """`FetchSessionMetrics` that also keep the values of the last completed fetch."""
+    """`FetchSessionMetrics` that also keeps the values of the last completed fetch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class TraceQueue:
             self._entries.append(entry)
 
     def put_back(self, entries: Sequence[Entry]) -> None:
-        """Return entries of `take` to the front of the queue. The last ones are dropped if there is no room."""
+        """Return entries from `take` to the front of the queue. The last ones are dropped if there is no room."""
         room = max(0, self.queue_max - len(self._entries))
         self.dropped["queue"] += max(0, len(entries) - room)
         self._entries.extendleft(reversed(entries[:room]))
@@ -149,8 +149,8 @@ class TraceWriter:
     async def flush(self, queue: TraceQueue, status: Callable[[], Entry]) -> None:
         """Write the queued entries to the trace topic, up to `ENTRIES_MAX` and the current `status` entry at a time.
 
-        Creates the topic if it is missing; without a leader it does nothing. Entries stay queued then, and after errors
-        in `_RETRIABLE`. Entries of any other failed write are dropped.
+        If the topic is missing, only creates it. Entries stay queued if the topic is missing or has no leader, and
+        after errors in `_RETRIABLE`. Entries of any other failed write are dropped.
         """
         topic = self.hosted_replicas.image.topic_by_name(TRACE_TOPIC)
         if topic is None:
@@ -197,7 +197,7 @@ class TraceWriter:
         return error
 
     async def _create(self) -> None:
-        """Create the trace topic; a later flush finds it in the metadata. Retries after `CREATE_PAUSE_MS` at least."""
+        """Create the trace topic; a later flush finds it in the metadata. Tries at most once per `CREATE_PAUSE_MS`."""
         if monotonic_ms() < self._create_after_ms:
             return
         config = self.config
@@ -244,7 +244,7 @@ def batches_of(entries: Sequence[Entry], now_ms: int) -> Iterator[tuple[bytes, l
 class RequestTrace:
     """The trace of one broker. Belongs to the event loop.
 
-    Replaces the counters of `sessions` by a `LastFetch`. Args: metadata_log: returns the metadata log, or None before
+    Replaces the counters of `sessions` with a `LastFetch`. Args: metadata_log: returns the metadata log, or None before
     it is open; draw: returns random numbers in [0, 1).
     """
 

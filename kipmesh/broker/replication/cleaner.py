@@ -58,7 +58,7 @@ class Throttle:
         self._bytes = 0
 
     def begin(self) -> None:
-        """Start to measure time and bytes of a new piece of work."""
+        """Start measuring the time and bytes of a new piece of work."""
         self._began_s, self._bytes = time.monotonic(), 0
 
     def __call__(self, size_bytes: int) -> None:

@@ -87,7 +87,7 @@ class ReplicaFetcher:
         return len(self._by_key)
 
     def follow(self, replicas: Iterable[Replica]) -> None:
-        """Start to fetch these replicas, or continue in their current leader epoch."""
+        """Start fetching these replicas, or continue in their current leader epoch."""
         for replica in replicas:
             self._by_key[replica.key] = replica
             self._clear_waits(replica)
@@ -132,7 +132,7 @@ class ReplicaFetcher:
             self.on_reachability_changed(self.leader_id, is_unreachable)
 
     async def close(self) -> None:
-        """Close the fetch session at the leader; ignored if it cannot be reached (227-17). Call it after `stop`."""
+        """Close the fetch session at the leader, unless the leader cannot be reached (227-17). Call it after `stop`."""
         request = self._session.close()
         if request is not None:
             with contextlib.suppress(TransportError):

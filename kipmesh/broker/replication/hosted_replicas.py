@@ -142,7 +142,7 @@ class HostedReplicas:
     def hinted_endpoints(
         self, leaders: Iterable[LeaderIdAndEpoch | None], others: Iterable[int], listener: str
     ) -> list[NodeEndpoint]:
-        """Return the endpoints of hinted leaders and other brokers on a listener: each once, without fenced ones."""
+        """Return the endpoints of hinted leaders and other brokers on a listener. Omits repeated and fenced ones."""
         known = self.endpoints(listener)
         wanted = sorted({*(each.leader_id for each in leaders if each is not None), *others})
         return [known[node_id] for node_id in wanted if node_id in known]

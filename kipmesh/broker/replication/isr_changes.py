@@ -164,7 +164,7 @@ class StartupIsrCheck:
         return self._is_done
 
     def lagging(self) -> int:
-        """Return how many of the broker's replicas are not in the ISR, by the metadata image. O(replicas).
+        """Return how many of the broker's replicas are not in the ISR according to the metadata image. O(replicas).
 
         Replicas of partitions without a leader and replicas that a reassignment adds are not counted.
         """

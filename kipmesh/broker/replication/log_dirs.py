@@ -40,7 +40,7 @@ CALL_TIMEOUT_S = 10.0
 
 @dataclass(eq=False, kw_only=True)
 class LogDirs:
-    """Takes failed directories offline and reports replicas, lost and recovered, to the controller.
+    """Takes failed directories offline and reports lost and recovered replicas to the controller.
 
     Args: broker_epoch: returns the epoch of this broker's registration; on_failure: receives the error that must end
     the process; on_change: called when `offline_ids` changed.
@@ -86,7 +86,7 @@ class LogDirs:
         self.on_failure(error)
 
     def report_recovered(self, replica: Replica) -> None:
-        """Report to the controller the directory of a replica that the metadata calls lost although its log is open."""
+        """Tell the controller the directory of a replica that is lost according to the metadata but has an open log."""
         directory = self.log_manager.directory_of(replica.topic, replica.partition)
         if directory is not None and directory.directory_id:
             self._report(replica.key, directory.directory_id)
@@ -126,7 +126,7 @@ class LogDirs:
     def _update_offline_ids(self) -> None:
         """Publish the offline directories, now that the controller has every report.
 
-        The controller takes a broker that registers without one of its directories for one that lost every replica. A
+        When a broker registers without one of its directories, the controller assumes that it lost every replica. A
         directory must therefore not disappear before its replicas are reported lost, or an empty log could be elected.
         """
         directories = self.log_manager.directories

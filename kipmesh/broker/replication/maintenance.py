@@ -41,7 +41,7 @@ class Maintenance:
     monotonic_ms: Callable[[], int]
 
     async def run(self) -> None:
-        """Run each job at its interval, until cancelled. Errors of the disk are logged."""
+        """Run each job at its interval, until cancelled. Disk errors are logged."""
         config = self.config
         async with asyncio.TaskGroup() as group:
             for job, interval_ms in (
@@ -104,7 +104,7 @@ class Maintenance:
             await pace.give_way()
 
     async def _shrink_isrs(self) -> None:
-        """Propose ISRs without laggards, for the led partitions whose followers may lack records."""
+        """Propose ISRs without laggards for partitions that this broker leads and whose followers may lack records."""
         pace = Pace()
         for replica in list(self.dirty_replicas.behind):
             may_change, isr = replica.check_lag(self.monotonic_ms())

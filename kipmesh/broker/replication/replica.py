@@ -110,7 +110,7 @@ class DeleteWaiter(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """A partition on this broker: leader, follower, or without a leader."""
+    """A partition on this broker, as a leader, a follower, or without a leader."""
 
     broker_id: int
     log: Log
@@ -170,7 +170,7 @@ class Replica:
         lag_max_ms: int,
         eligible_epoch: Callable[[int], int],
     ) -> None:
-        """Lead in `state.leader_epoch`. Within the same epoch, apply changes of the ISR and the assignment.
+        """Lead in `state.leader_epoch`. Within the same epoch, apply changes to the ISR and the assignment.
 
         Args: lag_max_ms: `replica.lag.time.max.ms`; eligible_epoch: returns the epoch of a broker that may join the
         ISR, else -1. Raises StorageError if the epoch cannot be written.
@@ -231,7 +231,8 @@ class Replica:
     def check_epoch(self, current_leader_epoch: int) -> ErrorCode:
         """Compare a request's leader epoch with the replica's.
 
-        Returns FENCED_LEADER_EPOCH if it is older, UNKNOWN_LEADER_EPOCH if it is newer, NONE if it is equal or -1.
+        Returns FENCED_LEADER_EPOCH if the request's epoch is older, UNKNOWN_LEADER_EPOCH if it is newer, NONE if it is
+        equal or -1.
         """
         if current_leader_epoch < 0 or current_leader_epoch == self.leader_epoch:
             return ErrorCode.NONE
@@ -277,7 +278,7 @@ class Replica:
 
     @property
     def leader_high_watermark(self) -> int:
-        """The leader's high watermark; on a follower the last value received (392-01). Fetch responses have it."""
+        """The leader's high watermark for Fetch responses; on a follower the last value received (392-01)."""
         return self.high_watermark if self.leader is not None else self._watermarks.leader
 
     @property
@@ -333,7 +334,7 @@ class Replica:
         return None
 
     def cancel_ack_waiter(self, waiter: AckWaiter) -> None:
-        """Drop a waiter, without a call of its `done`. No effect if it has completed."""
+        """Drop a waiter without calling its `done`. No effect if it has completed."""
         if waiter in self._ack_waiters:
             self._ack_waiters.remove(waiter)
 
@@ -473,7 +474,8 @@ class Replica:
         """Record that the log of follower `replica_id` ends at the request's fetch offset.
 
         May advance the high watermark. `fetches` is the state of the follower's fetch session, if any. Raises
-        KafkaError: NOT_LEADER_OR_FOLLOWER if that broker has no replica, OFFSET_OUT_OF_RANGE outside of this log.
+        KafkaError: NOT_LEADER_OR_FOLLOWER if that broker has no replica, OFFSET_OUT_OF_RANGE if the fetch offset is
+        outside this log.
         """
         if replica_id not in leader.followers:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"broker {replica_id} has no replica of {self}")
@@ -514,8 +516,8 @@ class Replica:
     def update_leader_high_watermark(self, high_watermark: int, change: int = 0) -> None:
         """Record the leader's high watermark, even from a response that is otherwise discarded.
 
-        Raises this replica's own high watermark, as far as its log reaches. `change` has bits of further changes to
-        notify fetch sessions of.
+        Raises this replica's own high watermark, as far as its log reaches. `change` has the bits of other changes that
+        fetch sessions must be notified of.
         """
         before = self._watermarks
         self._watermarks = before.observe_leader(high_watermark, self.log.log_end_offset)
@@ -550,7 +552,7 @@ class Replica:
                 self._changed(LOG_START)
 
     def held_back(self, now_ms: int) -> int:
-        """Return how many expired segments retention keeps because they are not committed. `now_ms` is wall time."""
+        """Return how many expired segments are kept because their records are not committed. `now_ms` is wall time."""
         mark = self.high_watermark
         return self.log.held_back(now_ms, mark) if mark < self.log.log_end_offset else 0
 
@@ -569,10 +571,10 @@ class Replica:
         return self.log.log_end_offset
 
     def truncate_future_epochs(self) -> bool:
-        """After OFFSET_OUT_OF_RANGE, truncate batches whose leader epoch is above the replica's; return whether it did.
+        """After OFFSET_OUT_OF_RANGE, truncate any batches whose leader epoch is above the replica's.
 
-        No leader wrote such an epoch: a batch's CRC does not cover its leader epoch, which unsynced data may have
-        damaged after a crash. Raises StorageError.
+        No leader wrote such an epoch. A crash can damage the leader epoch of an unsynced batch, which the batch's CRC
+        does not cover. Returns whether batches were truncated. Raises StorageError.
         """
         if self.log.latest_epoch <= self.leader_epoch:
             return False
@@ -582,8 +584,9 @@ class Replica:
     def restart_in_range(self, leader_start: int, leader_high_watermark: int) -> bool:
         """After OFFSET_OUT_OF_RANGE, restart at the leader's log start if the two logs have no record in common.
 
-        That is the case if this log ends below the leader's start, or is empty beyond the leader's high watermark.
-        The own high watermark is then `leader_start`. Returns whether the log was restarted. Raises StorageError.
+        That is the case if this log ends below the leader's start, or is empty beyond the leader's high watermark. This
+        replica's high watermark then becomes `leader_start`. Returns whether the log was restarted. Raises
+        StorageError.
         """
         log = self.log
         is_empty_beyond = log.log_start_offset == log.log_end_offset > leader_high_watermark

@@ -85,7 +85,7 @@ class ReplicaManager:
     async def apply(self, image: MetadataImage, delta: MetadataDelta) -> None:
         """Make this broker host what `image` assigns to it. `delta` names the changes since the last call.
 
-        A log that cannot be created or opened is logged and left to `retry`.
+        Failures to create or open a log are logged and left to `retry`.
         """
         if delta.changed_brokers or image is not self.hosted_replicas.image:
             self.hosted_replicas.brokers_changed()
@@ -208,8 +208,8 @@ class ReplicaManager:
     def _may_create(self, item: _Assignment) -> bool:
         """Whether a log may be created for this assignment.
 
-        For a replica that the metadata calls lost, that needs another broker as leader and no offline log directory: an
-        offline one may have the only copy of acknowledged records.
+        If the metadata marks the replica as lost, a new log requires that another broker leads and that no log
+        directory is offline: an offline one may have the only copy of acknowledged records.
         """
         if not is_lost(item.state, self._broker_id):
             return True
@@ -415,5 +415,5 @@ class ReplicaManager:
 
 
 def _min_insync_replicas(config: TopicConfig, state: PartitionState) -> int:
-    """Return the required ISR size, which replicas being added do not raise: an addition must not stop writes."""
+    """Return the required ISR size. Replicas being added do not raise it, so that adding them does not stop writes."""
     return min(config.min_insync_replicas, len(state.replicas) - len(state.adding_replicas))

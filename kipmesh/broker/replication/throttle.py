@@ -83,7 +83,8 @@ class ReplicationThrottle:
     def received(self, replica: Replica, size_bytes: int, *, was_throttled: bool) -> None:
         """Account for the bytes that were appended to a replica.
 
-        `was_throttled` is the result of `applies_to` before the append. Unthrottled bytes do not use the rate.
+        `was_throttled` is the result of `applies_to` before the append. Unthrottled bytes do not count towards the
+        rate.
         """
         if size_bytes and replica in self._adding:
             if was_throttled:

@@ -180,8 +180,8 @@ class FetchHandler:
     ) -> FollowerFetches | None:
         """Return the state by which this follower's requests acknowledge records, or None after a session error.
 
-        The state covers the whole session, also partitions that the request does not list. The partitions
-        that the request removes from the session (`forgotten_topics_data`) are detached from the follower.
+        The state covers the whole session, including partitions that the request does not list. The partitions that the
+        request removes from the session (`forgotten_topics_data`) are detached from the follower.
         """
         if fetch.kind is FetchKind.ERROR:
             return None

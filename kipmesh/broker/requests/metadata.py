@@ -142,7 +142,7 @@ def _requested_topic(
 
 
 def _with_creation_error(topic: m.MetadataResponseTopic, codes: Mapping[str, int]) -> m.MetadataResponseTopic:
-    """Replace the error of a missing topic by the reason why it was not created."""
+    """Replace the error of a missing topic with the reason why it was not created."""
     return topic._replace(error_code=codes.get(topic.name or "", topic.error_code)) if topic.error_code else topic
 
 

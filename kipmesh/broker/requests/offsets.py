@@ -136,9 +136,9 @@ class OffsetsHandler:
     async def delete_records(self, request: m.DeleteRecordsRequest, context: RequestContext) -> m.DeleteRecordsResponse:
         """Raise log starts to the requested offsets (-1: the high watermark).
 
-        Responds when every ISR member has done the same, or after `timeout_ms` with REQUEST_TIMED_OUT; the leader's log
-        start stays raised. Other errors: POLICY_VIOLATION for the metadata log, whose start only its snapshots raise
-        (630-07); OFFSET_OUT_OF_RANGE above the high watermark; NOT_LEADER_OR_FOLLOWER; those of
+        Responds when every ISR member has done the same, or after `timeout_ms` with REQUEST_TIMED_OUT, in which case
+        the leader's log start stays raised. Other errors: POLICY_VIOLATION for the metadata log, whose start only its
+        snapshots raise (630-07); OFFSET_OUT_OF_RANGE above the high watermark; NOT_LEADER_OR_FOLLOWER; those of
         `HostedReplicas.require`.
         """
 

@@ -94,10 +94,10 @@ class ProduceHandler:
     async def produce(self, request: m.ProduceRequest, context: RequestContext) -> m.ProduceResponse:
         """Append the batch of each partition and respond when `acks` is satisfied.
 
-        Errors are returned per partition, with acks=-1 REQUEST_TIMED_OUT after `timeout_ms`. All partitions get the
-        same code if `acks` is not -1, 0 or 1 (INVALID_REQUIRED_ACKS), the request has a transactional id
-        (INVALID_REQUEST), or it and the pending requests exceed `queued.max.request.bytes`
-        (THROTTLING_QUOTA_EXCEEDED). A request of any size is accepted if none is pending.
+        Errors are returned per partition, including REQUEST_TIMED_OUT after `timeout_ms` with acks=-1. All partitions
+        get the same code if `acks` is not -1, 0 or 1 (INVALID_REQUIRED_ACKS), the request has a transactional id
+        (INVALID_REQUEST), or it and the pending requests exceed `queued.max.request.bytes` (THROTTLING_QUOTA_EXCEEDED).
+        A request of any size is accepted if none is pending.
         """
         size = sum(len(data.records) for topic in request.topic_data for data in topic.partition_data)
         refusal = self._refusal(request, size)
@@ -213,7 +213,7 @@ def _error(data: m.PartitionProduceData, error: KafkaError) -> m.PartitionProduc
 
 
 def _respond(request: m.ProduceRequest, responses: Sequence[m.PartitionProduceResponse]) -> m.ProduceResponse:
-    """Return the whole response from the responses of the partitions, which are in the order of the request."""
+    """Combine the responses of the partitions, which are in the order of the request, into one response."""
     remaining = iter(responses)
     return m.ProduceResponse(
         [

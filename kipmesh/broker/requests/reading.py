@@ -59,7 +59,7 @@ def partition_data(
 def _divergence(replica: Replica, request: FetchPartition) -> PartitionData | None:
     """Return the response for a reader whose log diverges from this one, or None if it does not.
 
-    Raises KafkaError with OFFSET_OUT_OF_RANGE if no epoch of this log is at or below the reader's last fetched one.
+    Raises KafkaError with OFFSET_OUT_OF_RANGE if no epoch of this log is at or below the reader's last fetched epoch.
 
     The reader ignores the response's high watermark. A last stable offset of -1, which no reader has, makes the session
     send both again (227-08).
@@ -83,11 +83,10 @@ def read_for_follower(
     min_one_batch: bool,
     fetches: FollowerFetches | None = None,
 ) -> PartitionRead:
-    """Return what broker `replica_id` fetches from this leader, up to the log end, and record its position.
+    """Read from this leader, up to the log end, for follower `replica_id`, and record the follower's position.
 
-    Errors are in the result.
-    A follower outside the ISR is read `again` in each fetch until it is a member, because no event here may announce
-    that it can join.
+    Errors are in the result. A follower outside the ISR has `again` set in each result until it joins, because there
+    may be no event here when it becomes able to join.
     """
     try:
         leader = replica.require_leader(request.current_leader_epoch)

@@ -92,7 +92,7 @@ class ReplicaSelection:
     def redirects(self, replica_id: int, client: ClientMetadata) -> bool:
         """Whether leaders on this broker may redirect this client's fetches. Always False in mode `metadata`.
 
-        `replica_id` is the one in the client's requests.
+        `replica_id` is taken from the client's requests.
         """
         return self._mode == "fetch" and may_redirect(replica_id, client, self._selector)
 

@@ -40,10 +40,10 @@ PROBES_MAX = 16
 
 @dataclass(eq=False)
 class UnreachableLeaders:
-    """The leaders that this broker cannot reach, and until when responses that name them are held.
+    """The leaders that this broker cannot reach, and how long responses that name them are held.
 
     A hold lasts `hold_s` seconds. An expired one stays recorded until the leader is reachable or its metadata changes.
-    The object is true if there are any leaders. Belongs to the event loop.
+    The object is truthy if it has any leaders. Belongs to the event loop.
     """
 
     now_s: Callable[[], float]
@@ -64,7 +64,7 @@ class UnreachableLeaders:
             self.remove({leader_id})
 
     def add(self, leader_id: int) -> None:
-        """Start the hold of a leader, unless it has one, even an expired one."""
+        """Start a hold for a leader, unless it already has one, active or expired."""
         self._held_until_s.setdefault(leader_id, self.now_s() + self.hold_s)
 
     def record_probe(self, broker_id: int, has_refused: bool) -> None:
@@ -106,8 +106,8 @@ class LeaderProbes:
     """Probes leaders that a response is about to name. Belongs to the event loop.
 
     Args: address: returns a broker's inter-broker address, or None if it is unknown; on_probed: receives the broker id
-    and whether it refused a connection; refuses: returns whether an address refuses, given a timeout in seconds;
-    `LivenessProber.refuses` by default.
+    and whether it refused a connection; refuses: returns whether an address refuses a connection, given a timeout in
+    seconds (default: `LivenessProber.refuses`).
     """
 
     address: Callable[[int], Address | None]
