@@ -162,7 +162,7 @@ def drain(
     """Move all replicas of a broker to other brokers, while clients read and write.
 
     A replica moves to the rack with the fewest replicas of its partition, and there to the broker with the fewest
-    replicas. Nothing moves if a partition has more replicas than brokers would remain. Interrupting the command does
+    replicas. Nothing moves if fewer brokers would remain than a partition has replicas. Interrupting the command does
     not stop the moves. New topics may still be placed on the broker.
 
     Examples:

@@ -120,7 +120,7 @@ def run(
 
 
 def _summarize(results: Sequence[Result], failed: int, skipped: int) -> None:
-    """Print a summary of several runs. Return if all were without an anomaly.
+    """Print a summary of several runs. Returns normally if none failed, was skipped or had an anomaly.
 
     Raises typer.Exit with 1 if a run failed or had an anomaly, else with 77 if one was skipped.
     """
@@ -221,8 +221,8 @@ def _new_directory(parent: Path, name: str) -> Path:
 def _interruptible(make: Any) -> Result:
     """Run the coroutine that `make` returns. SIGINT, SIGTERM and SIGHUP cancel it.
 
-    Raises its error, or typer.Exit with 128 + signal after a signal, once the coroutine has cleaned up. An error of the
-    clean-up is reported.
+    Raises its error, or typer.Exit with 128 + signal after a signal, once the coroutine has cleaned up. Errors during
+    the cleanup are reported.
     """
     received: list[signal.Signals] = []
     signals = [signal.SIGINT, signal.SIGTERM]

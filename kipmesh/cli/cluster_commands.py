@@ -171,9 +171,10 @@ async def _query_controllers(
 
 
 async def _query_brokers(admin: AdminClient) -> QuorumDescription:
-    """Describe the quorum through a broker. Without an active controller, leader and epoch are -1 and nodes empty.
+    """Describe the quorum through a broker.
 
-    Raises other KafkaErrors than REQUEST_TIMED_OUT.
+    Without an active controller, leader and epoch are -1 and there are no nodes. Raises KafkaErrors other than
+    REQUEST_TIMED_OUT.
     """
     from kipmesh.client.types import QuorumDescription
 
@@ -188,7 +189,7 @@ async def _query_brokers(admin: AdminClient) -> QuorumDescription:
 def _controllers(given: str | None, directory: Path) -> tuple[tuple[str, ...], Mapping[str, str]]:
     """Return the addresses (host:port) of controllers, and client settings for them.
 
-    Raises CommandError if no option leads to a cluster, InvalidConfigError for a bad file of --command-config.
+    Raises CommandError if no option names a cluster, InvalidConfigError for an invalid --command-config file.
     """
     config = command_config()
     if given:
@@ -222,7 +223,7 @@ def _time(timestamp_ms: int) -> str:
 
 
 class Kind(StrEnum):
-    """Type of a resource of `kipmesh config`. Of brokers, only dynamic settings are shown."""
+    """Type of a resource of `kipmesh config`. For brokers, only dynamic settings are shown."""
 
     TOPIC = "topic"
     BROKER = "broker"

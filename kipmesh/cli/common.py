@@ -44,7 +44,7 @@ T = TypeVar("T")
 def check_utf8(value: Any) -> Any:
     """Return an argument or list of arguments unchanged.
 
-    Raises typer.BadParameter for one with bytes that are not UTF-8.
+    Raises typer.BadParameter if an argument has bytes that are not UTF-8.
     """
     for text in value if isinstance(value, (list, tuple)) else [value]:
         _check_text(str(text))
@@ -59,7 +59,7 @@ def _check_text(text: str, option: str | None = None) -> None:
 
 
 def check_addresses(value: str | None) -> str | None:
-    """Return the value of an address option unchanged, also None.
+    """Return the value of an address option, which may be None, unchanged.
 
     Raises typer.BadParameter if it contains no address, one with a port out of range, or bytes that are not UTF-8.
     """
@@ -84,7 +84,7 @@ def seconds_option(name: str, text: str, *, least: float = 0.1, show_default: bo
 
 
 def parse_number(digits: str, option: str | None = None, *, most: int = MAX_INT32) -> int:
-    """Return the number of decimal digits that are part of an argument.
+    """Convert decimal digits in an argument to a number.
 
     Raises typer.BadParameter for a number above `most`, naming `option`.
     """
@@ -156,7 +156,7 @@ def command_config() -> Mapping[str, str]:
 
 
 def _with_source(error: InvalidConfigError) -> str:
-    """Return the message of an error, preceded by the file of `--command-config` if the value is from there."""
+    """Return the message of an error, preceded by the `--command-config` file if the value comes from it."""
     try:
         is_from_file = error.key != "" and command_config().get(error.key) == error.value
     except KafkaError:
@@ -206,8 +206,8 @@ class Connection:
     def bootstrap(self) -> str:
         """Bootstrap addresses: comma-separated host:port.
 
-        Raises CommandError without --bootstrap and a local cluster in --dir, ClusterError if cluster.json is invalid,
-        or InvalidConfigError for a bad file of --command-config.
+        Raises CommandError if there is neither --bootstrap nor a local cluster in --dir, ClusterError if cluster.json
+        is invalid, or InvalidConfigError for an invalid --command-config file.
         """
         return self._resolved[0]
 
@@ -290,7 +290,7 @@ class Client(Protocol):
 def suggest_create(topic: str) -> Iterator[None]:
     """Replace the message of a KafkaError UNKNOWN_TOPIC_OR_PARTITION raised in the block.
 
-    The new message says that `topic` does not exist, with the command that creates it.
+    The new message says that `topic` does not exist, and names the command that creates it.
     """
     try:
         yield
@@ -373,7 +373,7 @@ def run(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 def report_error(error: Exception) -> int:
-    """Print an error on stderr as one line and return the exit code: that of a usage error (2), else 1.
+    """Print an error on stderr as one line and return the exit code: 2 for a usage error, else 1.
 
     An unexpected error, or any error when KIPMESH_TRACEBACK is set, is preceded by its traceback.
     """
@@ -392,7 +392,7 @@ def report_error(error: Exception) -> int:
 
 
 def _translate(error: Any) -> None:
-    """Replace pydantic's text in a usage error: typer parses options with pydantic."""
+    """Replace pydantic's message in a usage error, because typer parses options with pydantic."""
     details = getattr(error.__cause__, "errors", None)
     if details is None:
         return
@@ -449,7 +449,7 @@ def print_values(
     as_json: bool,
     none: str | None = None,
 ) -> None:
-    """Print each value as a line of JSON, or all as a table. `none`, if given, replaces a table without rows."""
+    """Print each value as a line of JSON, or all as a table. `none`, if given, is printed instead of an empty table."""
     found = list(values)
     if as_json:
         for value in found:
@@ -469,8 +469,8 @@ def print_results(
 ) -> None:
     """Print the result of each partition as a table or lines of JSON.
 
-    It is the partition's error, or in a table the text that `done` returns for a success. `none` replaces a table
-    without rows.
+    The result is the partition's error; for a success, a table has the text that `done` returns. `none` is printed
+    instead of an empty table.
     """
 
     def to_object(where: TopicPartition) -> dict[str, Any]:
@@ -492,9 +492,9 @@ def printable(name: str) -> str:
 
 
 def parse_pairs(texts: Sequence[str] | None, option: str) -> dict[str, str]:
-    """Return the `key=value` values of a repeatable option as a dict; of equal keys the last wins.
+    """Return the `key=value` values of a repeatable option as a dict; the last value of a repeated key wins.
 
-    Raises typer.BadParameter (exit code 2) for a value without `=` or key, or that is not UTF-8.
+    Raises typer.BadParameter (exit code 2) for a value that has no `=`, has no key, or is not UTF-8.
     """
     pairs = {}
     for text in texts or ():

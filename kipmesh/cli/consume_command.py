@@ -131,7 +131,7 @@ def _print_record(record: ConsumerRecord, separator: bytes | None, *, as_json: b
 def _start_offset(offset: str | None, *, from_beginning: bool) -> int | str | None:
     """Return a number, "earliest" or "latest", from --offset or --from-beginning; None without either.
 
-    Raises typer.BadParameter for another text.
+    Raises typer.BadParameter for any other value.
     """
     if offset is None:
         return "earliest" if from_beginning else None
@@ -243,7 +243,7 @@ async def _consume_in_group(
 ) -> None:
     """Print records as a member of a group until cancelled, or until `max_messages` or `timeout_ms`.
 
-    With `timeout_ms`, raises KafkaError (REQUEST_TIMED_OUT) if it cannot join the group within
+    With `timeout_ms`, raises KafkaError (REQUEST_TIMED_OUT) if the consumer cannot join the group within
     `default.api.timeout.ms`.
     """
     from kipmesh.client import Consumer, RebalanceListener
@@ -285,7 +285,7 @@ async def _print_records(
 ) -> bool:
     """Print records until `max_messages` (return True) or until none arrived for `timeout_ms` (return False).
 
-    A limit of None does not end it. Raises the KafkaErrors of `Consumer.poll`.
+    None means no limit. Raises the KafkaErrors of `Consumer.poll`.
     """
     left = max_messages
     while left is None or left > 0:

@@ -159,7 +159,7 @@ async def _partition_progress(admin: AdminClient, group: GroupDescription) -> li
 
 
 async def _ends(admin: AdminClient, wanted: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-    """Return the log end offsets of the partitions that have a leader. Others, also unknown ones, are left out."""
+    """Return the log end offsets of the partitions that have a leader. All others are left out."""
     from kipmesh.client import TIMESTAMP_LATEST
 
     names = {where.topic for where in wanted}
@@ -317,7 +317,7 @@ def _parse(text: str) -> tuple[str, list[int] | None]:
 
 
 async def _partitions(admin: AdminClient, named: Sequence[tuple[str, list[int] | None]]) -> list[TopicPartition]:
-    """Return the named partitions without duplicates; a list of None means all of the topic.
+    """Return the named partitions without duplicates. None instead of a list means all partitions of the topic.
 
     Raises KafkaError (UNKNOWN_TOPIC_OR_PARTITION) for an unknown topic or partition.
     """

@@ -97,7 +97,7 @@ def _options(
 
 
 class _StandardOutput(io.FileIO):
-    """A FileIO that names standard output in errors of writes."""
+    """A FileIO that names standard output in write errors."""
 
     def write(self, data: Any) -> int:
         try:
@@ -107,7 +107,7 @@ class _StandardOutput(io.FileIO):
 
 
 def _open_streams() -> None:
-    """Name stdout in errors of writes, and replace streams that the caller closed (`>&-`), which Python sets to None.
+    """Name stdout in write errors, and replace streams that the caller closed (`>&-`), which Python sets to None.
 
     Writes to a closed stdout fail like other write errors; a closed stderr discards its output.
     """

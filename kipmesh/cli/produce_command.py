@@ -236,9 +236,9 @@ async def _warn_missing_metadata(producer: Producer, topic: str, progress: _Prog
 
 @dataclass(eq=False)
 class _Feeder:
-    """Sends the records of the inputs. Errors of reading a line, parsing and sending name the input and line.
+    """Sends the records of the inputs.
 
-    Failed deliveries do not.
+    Errors in reading, parsing or sending a line name the input and the line; delivery errors do not.
     """
 
     producer: Producer

@@ -80,7 +80,7 @@ class JsonParser:
     def parse(self, line: bytes) -> Pair | None:
         """Return the record of the line, or None for an empty line.
 
-        Raises CommandError for invalid JSON, or without the key field.
+        Raises CommandError for invalid JSON or a missing key field.
         """
         if not line.strip():
             return None
@@ -290,7 +290,7 @@ class Inputs:
             yield Chunk(index, [b"".join(incomplete)])
 
     async def _wait_readable(self, source: int) -> None:
-        """Wait until `source` is readable; a regular file always is. A thread in `read` would not end on Ctrl-C."""
+        """Wait until `source` is readable; a regular file always is. A thread blocked in `read` would ignore Ctrl-C."""
         loop = asyncio.get_running_loop()
         try:
             loop.add_reader(source, self._readable.set)

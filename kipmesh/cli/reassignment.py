@@ -115,7 +115,7 @@ def _report_throttle() -> None:
 
 
 class Deadline:
-    """End of `--timeout`, `timeout_s` seconds after the construction. None: no limit."""
+    """The deadline set by `--timeout`: `timeout_s` seconds after construction, or none if it is None."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self.timeout_s = timeout_s
@@ -177,7 +177,7 @@ async def _report_pending(admin: AdminClient, noun: str, matches: Matches, left:
 async def _pending(
     admin: AdminClient, noun: str, matches: Matches, left: Collection[int], timeout_s: float
 ) -> tuple[str, str]:
-    """Return two texts: the number of pending moves, and what blocks them.
+    """Return two messages: the number of pending moves, and what blocks them.
 
     The second is "" if records are being copied, or says that no active controller responds.
     """

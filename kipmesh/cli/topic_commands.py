@@ -133,8 +133,8 @@ def describe(
 ) -> None:
     """Show settings, leaders, replicas and in-sync replicas (ISR) of topics.
 
-    WAITS FOR names the brokers of which one must restart before a partition without a leader has one again. ADDING and
-    REMOVING appear while replicas are being moved.
+    WAITS FOR appears for a partition without a leader. It names brokers, one of which must restart to elect a leader.
+    ADDING and REMOVING appear while replicas are being moved.
 
     Examples:
     kipmesh topic describe
