@@ -45,10 +45,10 @@ _ELECTION_SHARE = 0.8
 class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, CredentialAdmin):
     """Administers a cluster. Use `async with`, or `start` and `close`. Belongs to one event loop.
 
-    `config` takes Kafka's admin settings with dots or underscores; the constructor raises InvalidConfigError. All
-    requests raise KafkaError: retriable errors after retries for `default.api.timeout.ms`, others immediately. Requests
-    about fetch sessions, log directories and faults go to single brokers and are not retried. Arguments of a wrong type
-    raise TypeError.
+    `config` takes Kafka's admin settings with dots or underscores; the constructor raises InvalidConfigError for
+    invalid ones. All requests raise KafkaError: retriable errors after retries for `default.api.timeout.ms`, others
+    immediately. Requests about fetch sessions, log directories and faults go to single brokers and are not retried.
+    Arguments of a wrong type raise TypeError.
     """
 
     def __init__(self, bootstrap: str | Sequence[str], **config: Any) -> None:
@@ -152,11 +152,11 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
         election_type: m.ElectionType = m.ElectionType.PREFERRED,
         partitions: Iterable[tuple[str, int]] | None = None,
     ) -> dict[TopicPartition, KafkaError | None]:
-        """Elect leaders of these partitions, or of all partitions that need it.
+        """Elect leaders for these partitions, or for all partitions that need an election.
 
         PREFERRED elects the first replica if it is in sync. UNCLEAN elects, for a partition without a leader, the
-        replica with the longest log; records that it lacks are lost. Returns by partition the error, or None after an
-        election. A named partition that needs no election has the error ELECTION_NOT_NEEDED.
+        replica with the longest log; records that it lacks are lost. Returns the error of each partition, or None if a
+        leader was elected. A named partition that needs no election has the error ELECTION_NOT_NEEDED.
         """
         topics = None
         if partitions is not None:
@@ -177,7 +177,7 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
     async def describe_configs(
         self, resources: Iterable[ConfigResource], *, keys: Iterable[str] = (), with_documentation: bool = False
     ) -> dict[ConfigResource, dict[str, ConfigValue]]:
-        """Return the configurations of topics and brokers by resource and key; all keys if `keys` is empty.
+        """Return the configurations of topics and brokers by resource and key, with all keys if `keys` is empty.
 
         Raises KafkaError for the first resource that cannot be described, such as UNKNOWN_TOPIC_OR_PARTITION.
         """
@@ -224,7 +224,7 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
     async def list_offsets(
         self, timestamps: Mapping[tuple[str, int], int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Return the first record at or after a timestamp by partition; None if there is none.
+        """Return the offset and timestamp of each partition's first record at or after a timestamp, or None.
 
         Timestamps are ms since 1970, or TIMESTAMP_EARLIEST (log start), TIMESTAMP_LATEST (high watermark) or
         TIMESTAMP_MAX (the record with the largest timestamp).
@@ -242,7 +242,7 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
         return await leader_offsets.delete_records(self._cluster, wanted, self._timeout_s)
 
     async def describe_quorum(self) -> QuorumDescription:
-        """Return the state of the metadata quorum as known by its leader."""
+        """Return the state of the metadata quorum as known to its leader."""
 
         def results(response: m.DescribeQuorumResponse) -> list[tuple[str, Any]]:
             inner = [each for topic in response.topics for each in topic.partitions]

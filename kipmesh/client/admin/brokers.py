@@ -40,7 +40,7 @@ class BrokerAdmin(AdminRequests):
     """The part of `AdminClient` that sends requests to single brokers."""
 
     async def list_fetch_sessions(self, broker_id: int | None = None) -> list[BrokerSessions]:
-        """Return the fetch sessions of one broker or (None) of all brokers.
+        """Return the fetch sessions of one broker, or of all brokers if `broker_id` is None.
 
         The entry of a broker that does not respond within 5 s has an error. Raises KafkaError(BROKER_NOT_AVAILABLE) if
         the broker is not in the cluster.
@@ -78,7 +78,7 @@ class BrokerAdmin(AdminRequests):
         ]
 
     async def inject_fault(self, fault: m.InjectedFault, broker_id: int | None = None) -> dict[int, int]:
-        """Inject a fault for tests at one broker or (None) at all brokers, and return the fault's id by broker id.
+        """Inject a fault for tests and return its id by broker id. None as `broker_id` means all brokers.
 
         Raises KafkaError: POLICY_VIOLATION if `fault.injection.enable` is false or there are too many faults,
         INVALID_REQUEST for an invalid fault, BROKER_NOT_AVAILABLE if a broker is not in the cluster or does not
@@ -88,7 +88,7 @@ class BrokerAdmin(AdminRequests):
         return {node_id: response.fault_id for node_id, response in responses.items()}
 
     async def list_faults(self, broker_id: int | None = None) -> dict[int, list[m.InjectedFault]]:
-        """Return the active injected faults by broker id, of one broker or (None) of all.
+        """Return the active injected faults of one broker, or of all if `broker_id` is None, by broker id.
 
         Raises KafkaError: POLICY_VIOLATION if `fault.injection.enable` is false, BROKER_NOT_AVAILABLE if a broker
         is not in the cluster or does not respond.
@@ -97,7 +97,7 @@ class BrokerAdmin(AdminRequests):
         return {node_id: list(response.faults) for node_id, response in responses.items()}
 
     async def clear_faults(self, broker_id: int | None = None) -> dict[int, int]:
-        """Remove all injected faults of one broker or (None) of all, and return their number by broker id.
+        """Remove all injected faults and return their number by broker id. None as `broker_id` means all brokers.
 
         Raises KafkaError: POLICY_VIOLATION if `fault.injection.enable` is false, BROKER_NOT_AVAILABLE if a broker
         is not in the cluster or does not respond.
@@ -106,7 +106,7 @@ class BrokerAdmin(AdminRequests):
         return {node_id: response.cleared for node_id, response in responses.items()}
 
     async def _all_of(self, request: Any, broker_id: int | None) -> dict[int, Any]:
-        """Send a request to one broker or (None) to all, and return the responses by broker id.
+        """Send a request to one broker, or to all if `broker_id` is None. Returns the responses by broker id.
 
         Raises the first KafkaError; BROKER_NOT_AVAILABLE if a broker is not in the cluster or does not respond.
         """

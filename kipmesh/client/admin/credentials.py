@@ -21,7 +21,7 @@ SALT_BYTES = 16
 
 
 class ScramMechanism(IntEnum):
-    """A SCRAM mechanism. The value is Kafka's number."""
+    """A SCRAM mechanism. The value is its number in Kafka's protocol."""
 
     SCRAM_SHA_256 = 1
     SCRAM_SHA_512 = 2
