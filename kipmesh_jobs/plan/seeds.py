@@ -46,7 +46,7 @@ class Figure(NamedTuple):
 
 
 def figures(mean: Mean) -> list[Figure]:
-    """Return the figures of KIP-227, KIP-526 and KIP-630, in this order. `mean` returns means of the simulated samples."""
+    """Return the figures of KIP-227, KIP-526 and KIP-630, in this order. `mean` returns means of simulated samples."""
     return [*_sessions(mean), *_metadata(), *_fencing(mean), *_snapshots()]
 
 
