@@ -31,7 +31,7 @@ TopicPartition = tuple[str, int]
 
 
 def _read_entries(fs: FileSystem, path: str, *types: type[str | int]) -> list[tuple[Any, ...]]:
-    """Return the entries of a checkpoint as tuples, with words converted to `types`; [] if it is missing or empty.
+    """Return the entries of a checkpoint as tuples, with fields converted to `types`; [] if it is missing or empty.
 
     Raises OSError; CorruptRecordError for an unknown version, a wrong number of entries or an invalid entry.
     """
@@ -99,9 +99,9 @@ def uuid_text(identity: bytes) -> str:
 
 
 def write_partition_metadata(fs: FileSystem, directory: str, topic_id: bytes) -> None:
-    """Write `partition.metadata` with the topic id, neither atomically nor synced. Raises OSError.
+    """Write `partition.metadata` with the topic id, without a sync and not atomically. Raises OSError.
 
-    `kipmesh.storage.log.log_loader` explains why.
+    `kipmesh.storage.log.log_loader` explains why this is safe.
     """
     content = f"version: 0\ntopic_id: {uuid_text(topic_id)}".encode()
     write_file(fs, f"{directory}/{PARTITION_METADATA}", content, sync=False)
@@ -129,7 +129,7 @@ def parse_partition_metadata(data: bytes) -> bytes:
 
 
 class MetaProperties(NamedTuple):
-    """Content of `meta.properties`: the cluster and node of a data directory, and its own id ("" if missing)."""
+    """Content of `meta.properties`: cluster id, node id and id of a data directory ("" if it has no id)."""
 
     cluster_id: str
     node_id: int
@@ -186,9 +186,9 @@ def read_clean_shutdown(fs: FileSystem, directory: str) -> int | None:
 
 
 def write_clean_shutdown(fs: FileSystem, directory: str, broker_epoch: int) -> None:
-    """Write the clean-shutdown marker durably: everything in the directory is complete and durable.
+    """Write the clean-shutdown marker durably. Call this only when the directory's files are complete and durable.
 
-    `broker_epoch`: stored in the marker, -1 if unknown. Raises OSError.
+    `broker_epoch` is stored in the marker; -1 if unknown. Raises OSError.
     """
     content = json.dumps({"version": 0, "brokerEpoch": broker_epoch}, separators=(",", ":"))
     write_atomic(fs, f"{directory}/{CLEAN_SHUTDOWN}", content.encode())

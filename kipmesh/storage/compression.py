@@ -22,7 +22,7 @@ _XERIAL_BLOCK_BYTES = 32 << 10
 def decompress(data: bytes, compression: int, limit_bytes: int) -> bytes:
     """Return the decompressed records of a batch. Codec 0 returns `data` itself, without checks.
 
-    `compression`: codec number in the batch's attributes: 0 none, 1 gzip, 2 snappy, 3 LZ4, 4 Zstandard. Raises
+    `compression` is the codec number in the batch's attributes: 0 none, 1 gzip, 2 snappy, 3 LZ4, 4 Zstandard. Raises
     CorruptRecordError for invalid data, an unknown codec, or more than `limit_bytes` of output.
     """
     if not compression:
@@ -62,7 +62,7 @@ def _xerial_blocks(data: bytes) -> list[bytes]:
 def compress(records: bytes, compression: int) -> bytes:
     """Return the compressed records of a batch, in the format that Kafka's clients read.
 
-    `compression`: codec number, see `decompress`. Codec 0 and unknown codecs return `records` unchanged.
+    `compression` is a codec number, as in `decompress`. Codec 0 and unknown codecs return `records` unchanged.
     """
     if compression == _GZIP:
         return gzip.compress(records, mtime=0)

@@ -65,9 +65,9 @@ class DataDirectory:
         return self.error is None
 
     def set_offline(self, error: StorageError) -> None:
-        """Set the directory offline because of `error`, and release its lock.
+        """Take the directory offline because of `error`, and release its lock.
 
-        If it is offline already, keeps the first error.
+        If it is already offline, it keeps the first error.
         """
         self.error = self.error or error
         self.release()
@@ -114,7 +114,7 @@ class DataDirectory:
         return DirectoryContents(logs, high_watermarks, checkpointed | self.first_dirty_offsets.keys())
 
     def write_first_dirty(self, fs: FileSystem, offsets: Mapping[TopicPartition, int]) -> None:
-        """Checkpoint the offsets below which logs are compacted, if they changed. Omits offset 0. Raises OSError."""
+        """Write the checkpoint of first dirty offsets if they changed. Omits offset 0. Raises OSError."""
         values = {key: offset for key, offset in offsets.items() if offset > 0}
         if values != self.first_dirty_offsets:
             checkpoint.write_offsets(fs, f"{self.path}/{checkpoint.CLEANER_CHECKPOINT}", values)
@@ -129,9 +129,9 @@ class DataDirectory:
 
 
 def open_directory(fs: FileSystem, path: str, cluster_id: str, node_id: int) -> DataDirectory:
-    """Return the data directory, online: created if missing, locked, and without its clean-shutdown marker.
+    """Open a data directory: create it if missing, lock it, and remove its clean-shutdown marker.
 
-    The result has the epoch from the marker. Raises OSError; StorageError if the directory is locked, usually by
+    The result is online and has the marker's epoch. Raises OSError; StorageError if the directory is locked, usually by
     another process; CorruptRecordError if `meta.properties` is invalid; KafkaError(INCONSISTENT_CLUSTER_ID) if it
     belongs to another cluster; InvalidConfigError if it belongs to another node.
     """
@@ -153,7 +153,7 @@ def open_directory(fs: FileSystem, path: str, cluster_id: str, node_id: int) -> 
 def _identify(fs: FileSystem, path: str, cluster_id: str, node_id: int) -> bytes:
     """Return the directory id. Assigns the directory to the node if it has no `meta.properties` or no id.
 
-    Raises the same errors as `open_directory`, except the StorageError for a locked directory.
+    Raises the errors of `open_directory`, except StorageError for a locked directory.
     """
     properties = checkpoint.read_meta_properties(fs, path)
     if properties is not None and properties.cluster_id != cluster_id:
@@ -222,9 +222,9 @@ class DataDirectories:
     def __init__(
         self, fs: FileSystem, log_dirs: Sequence[str], metadata_dir: str, on_failed: OnDirectoryFailed | None
     ) -> None:
-        """`log_dirs`: directories for the logs of partitions. `metadata_dir`: where the metadata log is created.
+        """`log_dirs`: directories for the logs of partitions. `metadata_dir`: directory for the metadata log.
 
-        If `metadata_dir` is "", that is the first of `log_dirs`. `on_failed`: see OnDirectoryFailed. Raises
+        If `metadata_dir` is "", it is the first of `log_dirs`. `on_failed`: see OnDirectoryFailed. Raises
         InvalidConfigError if `log_dirs` is empty, or has repeated or nested paths.
         """
         self.paths = [path.rstrip("/") or "/" for path in log_dirs]
@@ -249,13 +249,13 @@ class DataDirectories:
 
     @property
     def for_partitions(self) -> list[DataDirectory]:
-        """All directories for logs of partitions, online or not. Omits one that is only for the metadata log."""
+        """All directories for logs of partitions, online or not. Excludes a directory with only the metadata log."""
         return [directory for directory in self._directories if directory.path in self.paths]
 
     def open_all(self, cluster_id: str, node_id: int) -> None:
         """Open all directories. One that fails with an OSError stays offline.
 
-        Raises that OSError if it is the directory of the metadata log, and the KafkaErrors of `open_directory` for any
+        If the metadata log's directory fails, raises its OSError. Raises the KafkaErrors of `open_directory` for any
         directory.
         """
         for path in dict.fromkeys((*self.paths, self.metadata_path)):
@@ -266,7 +266,7 @@ class DataDirectories:
                 self.exclude(directory, error)
 
     def exclude(self, directory: DataDirectory, error: OSError) -> None:
-        """Set a directory offline because loading it failed.
+        """Take a directory offline because loading it failed.
 
         Raises `error` if it is the directory of the metadata log.
         """
@@ -279,7 +279,7 @@ class DataDirectories:
 
     @property
     def clean_epoch(self) -> int:
-        """Broker epoch of the last stop, if it was clean in every directory, else -1.
+        """Broker epoch of the last shutdown if it was clean in every directory, otherwise -1.
 
         Also -1 if a directory is offline, or if the markers have different epochs.
         """

@@ -33,7 +33,7 @@ _BROKEN = frozenset(
 
 
 class StorageError(KafkaError):
-    """The disk or data directory failed, is full, offline or locked. Clients receive KAFKA_STORAGE_ERROR."""
+    """The disk or data directory has failed, or is full, offline or locked. Clients receive KAFKA_STORAGE_ERROR."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.KAFKA_STORAGE_ERROR, message)
@@ -67,10 +67,10 @@ class File(Protocol):
         """Return `size` bytes, fewer only at the end of the file."""
 
     def write_at(self, data: Buffer, position: int) -> None:
-        """Write all of `data` at `position`, extending the file if needed. An OSError may follow a partial write."""
+        """Write all of `data` at `position`, extending the file if needed. A failed write may be partial."""
 
     def truncate(self, size: int) -> None:
-        """Set the size to `size` bytes. A shorter file is extended with zeros."""
+        """Truncate the file to `size` bytes, or extend it with zeros."""
 
     def size(self) -> int:
         """Return the size in bytes."""
@@ -90,7 +90,7 @@ class FileLock(Protocol):
 
 
 class FileSystem(Protocol):
-    """File-system operations that storage needs. Paths are strings. Methods except `exists` raise OSError."""
+    """File-system operations that storage needs. Paths are strings. All methods except `exists` raise OSError."""
 
     def open(self, path: str, *, create: bool = False) -> File:
         """Open a file for reading and writing. Raises FileNotFoundError if it is missing, unless `create` is set."""
@@ -99,7 +99,7 @@ class FileSystem(Protocol):
         """Return whether the file or directory exists."""
 
     def list_dir(self, path: str) -> dict[str, FileStat]:
-        """Return the entries of a directory: a dict of name to FileStat."""
+        """Return the entries of a directory as a dict of name to FileStat."""
 
     def make_dirs(self, path: str) -> None:
         """Create the directory and its parents if missing."""
@@ -114,7 +114,7 @@ class FileSystem(Protocol):
         """Remove a directory and its content. Does nothing if it does not exist."""
 
     def sync_dir(self, path: str) -> None:
-        """Make the names in a directory durable: created, renamed and removed entries."""
+        """Make the creation, renaming and removal of a directory's entries durable."""
 
     def lock(self, path: str) -> FileLock:
         """Lock the file without waiting, creating it if missing. Raises BlockingIOError if it is already locked."""
@@ -138,8 +138,8 @@ def write_file(fs: FileSystem, path: str, data: bytes, *, sync: bool) -> None:
 def write_atomic(fs: FileSystem, path: str, data: bytes, *, sync_dir: bool = True) -> None:
     """Create or replace a small file atomically and durably.
 
-    Without `sync_dir` the caller must sync the directory before it relies on the new content. Raises OSError; unless
-    the sync of the directory failed, the file then has its old content.
+    Without `sync_dir` the caller must sync the directory before it relies on the new content. Raises OSError. The
+    file then has its old content, unless only the sync of the directory failed.
     """
     temporary = path + ".tmp"
     try:
@@ -154,7 +154,7 @@ def write_atomic(fs: FileSystem, path: str, data: bytes, *, sync_dir: bool = Tru
 
 
 class RealFileSystem:
-    """A `FileSystem` on the files of the operating system."""
+    """The operating system's `FileSystem`."""
 
     access = os.O_RDWR
 
@@ -168,7 +168,7 @@ class RealFileSystem:
     remove = staticmethod(os.unlink)
 
     def list_dir(self, path: str) -> dict[str, FileStat]:
-        """Return a dict of name to FileStat, without entries that are removed meanwhile."""
+        """Return a dict of name to FileStat. Skips entries that are removed meanwhile."""
         found = {}
         with os.scandir(path) as entries:
             for entry in entries:
@@ -279,11 +279,11 @@ class OpenFiles:
             return file
 
     def forget(self, path: str) -> None:
-        """Drop the file with this path, if it is cached. Call it when the file was renamed or removed."""
+        """Drop the file with this path, if it is cached. Call this after the file was renamed or removed."""
         with self._lock:
             self._files.pop(path, None)
 
     def close(self) -> None:
-        """Drop all files. Each closes when its last user drops it."""
+        """Drop all files. Each file is closed when its last user drops it."""
         with self._lock:
             self._files.clear()

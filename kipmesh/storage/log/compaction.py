@@ -60,14 +60,14 @@ class Plan:
 
     @property
     def is_due(self) -> bool:
-        """Whether the dirty share of bytes exceeds `min.cleanable.dirty.ratio`, or the log is overdue."""
+        """Whether the dirty ratio exceeds `min.cleanable.dirty.ratio`, or the log is overdue."""
         return self.is_overdue or self.dirty_ratio > self.log.config.min_cleanable_dirty_ratio
 
 
 def plan_compaction(log: Log, now_ms: int, high_watermark: int) -> Plan | None:
     """Return the segments that can be compacted, or None if no segment is dirty.
 
-    Also returns None if the topic is not compacted, for the metadata log, and if the log has failed or is replacing
+    Also returns None for the metadata log, if the topic is not compacted, and if the log has failed or is replacing
     segments. Raises OSError, CorruptRecordError.
     """
     config = log.config
@@ -112,7 +112,7 @@ class OffsetMap(NamedTuple):
 
 
 def _batches(log: Log, segment: Segment, pace: Pace) -> Iterator[tuple[BatchHeader, bytes]]:
-    """Yield header and bytes of each batch, calling `pace`. Raises OSError; CorruptRecordError for a wrong CRC."""
+    """Yield the header and bytes of each batch, and call `pace`. Raises OSError; CorruptRecordError for a wrong CRC."""
     for position, header in segment.batches():
         data = segment.read_at(header.size_bytes, position)
         check_crc(data, 0, header)
@@ -121,7 +121,7 @@ def _batches(log: Log, segment: Segment, pace: Pace) -> Iterator[tuple[BatchHead
 
 
 def build_offset_map(plan: Plan, memory_bytes: int, pace: Pace) -> OffsetMap:
-    """Read the dirty records into an offset map, until the keys need an estimated `memory_bytes`.
+    """Read dirty records into an offset map until its keys need an estimated `memory_bytes`.
 
     Raises OSError, CorruptRecordError.
     """
@@ -224,7 +224,7 @@ class _Writer:
 
 
 class Swap:
-    """Crash-safe replacement of adjacent segments (`old`) by their compacted copy (`new`), with Kafka's file names.
+    """Crash-safe replacement of adjacent segments (`old`) with their compacted copy (`new`), using Kafka's file names.
 
     1. `.cleaned`: the copy is written and fsynced. A restart removes it.
     2. `begin`: the copy is renamed to `.swap` and the directory is synced. A restart now completes the replacement.
@@ -279,7 +279,7 @@ class Swap:
     def cancel(self) -> None:
         """Cancel the swap durably before a truncation, unless `take_over` has run. Raises OSError.
 
-        The truncation may remove the records because of which older ones are missing in the copy.
+        The copy lacks records that were superseded by newer ones, which the truncation may remove.
         """
         if not self._is_in_use:
             self.new.move(CLEANED_SUFFIX)
@@ -287,7 +287,7 @@ class Swap:
             self.log.swap = None
 
     def take_over(self, now_ms: int) -> bool:
-        """Replace the old segments by the copy (step 3). Call `sync` next. Return False if the swap was cancelled.
+        """Replace the old segments with the copy (step 3). Call `sync` next. Return False if the swap was cancelled.
 
         Raises StorageError if the log has failed or the disk fails, KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if the log
         is closed.
@@ -332,7 +332,7 @@ class Swap:
 
 
 def compact(plan: Plan, group: Sequence[Segment], offset_map: OffsetMap, now_ms: int, pace: Pace) -> Swap | None:
-    """Write the compacted copy of a group, and return the swap that replaces the group by it.
+    """Write the compacted copy of a group, and return the swap that replaces the group with it.
 
     Returns None if the group is one segment that would not change. Raises OSError, CorruptRecordError.
     """
@@ -354,7 +354,7 @@ def compact(plan: Plan, group: Sequence[Segment], offset_map: OffsetMap, now_ms:
 def _write(
     plan: Plan, group: Sequence[Segment], offset_map: OffsetMap, now_ms: int, writer: _Writer, pace: Pace
 ) -> bool:
-    """Write the compacted batches of a group by `writer`. Return whether any batch changed."""
+    """Write the compacted batches of a group with `writer`. Return whether any batch changed."""
     is_changed = False
     retention_ms = plan.log.config.delete_retention_ms
     for segment in group:
@@ -376,9 +376,9 @@ def _write(
 
 
 def mark_clean(plan: Plan, offset_map: OffsetMap) -> bool:
-    """Raise the log's first dirty offset to the end of `offset_map`. Call it after the last swap.
+    """Raise the log's first dirty offset to the end of `offset_map`. Call this after the last swap.
 
-    Returns False, without any effect, if anything but these swaps truncated or removed segments meanwhile.
+    Returns False, without any effect, if anything other than these swaps truncated or removed segments meanwhile.
     """
     if not plan.log.durability.is_unchanged(plan.generation):
         return False

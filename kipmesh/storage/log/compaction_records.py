@@ -81,7 +81,7 @@ def records_of(data: bytes, header: BatchHeader) -> bytes:
 def locate_records(records: bytes, header: BatchHeader) -> list[RecordLocation]:
     """Return the location of each record in the decompressed `records` of a batch.
 
-    Raises CorruptRecordError if they are incomplete, their offsets do not rise, or bytes follow the last one.
+    Raises CorruptRecordError if records are incomplete, their offsets do not increase, or bytes follow the last record.
     """
     found: list[RecordLocation] = []
     position, before = 0, -1
@@ -128,7 +128,7 @@ def validate_keys(batch: bytes, header: BatchHeader) -> None:
 
 
 def keys_of(data: bytes, header: BatchHeader) -> Sequence[tuple[bytes, int]]:
-    """Return (key, offset) of each record that has a key. Empty if the batch is a control or undecodable batch."""
+    """Return (key, offset) of each record that has a key. Empty for a control batch or an undecodable batch."""
     if header.is_control or not header.record_count:
         return ()
     try:
@@ -145,7 +145,7 @@ def empty_batch(header: BatchHeader) -> bytes:
 
 
 def filler_batch(base_offset: int, last_offset: int, leader_epoch: int) -> bytes:
-    """Return a batch without records and producer that has these offsets, in place of omitted batches."""
+    """Return a batch with these offsets, without records or a producer, to replace omitted batches."""
     header = BatchHeader(
         base_offset, 0, leader_epoch, 2, 0, 0, last_offset - base_offset, _NO_TIMESTAMP, _NO_TIMESTAMP, -1, -1, -1, 0
     )
@@ -158,7 +158,7 @@ def clean_batch(
     """Return the batch with only the records that compaction keeps, or None if it keeps none.
 
     Returns `data` itself if nothing changes, and for control batches and batches that cannot be decoded. `newest`: last
-    offset of each known key. `now_ms`: wall-clock time. The batch is complete.
+    offset of each known key. `now_ms`: wall-clock time. `data` must be a complete batch.
     """
     if header.is_control or not header.record_count:
         return data

@@ -34,11 +34,11 @@ Snapshot = tuple[Sequence[Segment], int]
 
 
 class EpochsNotWrittenError(OSError):
-    """The leader epoch checkpoint did not fit the disk. Nothing is lost; the next flush retries."""
+    """The disk was too full for the leader epoch checkpoint. Nothing is lost: the next flush retries."""
 
 
 class Durability:
-    """Recovery point and generation of one log, see the module.
+    """Recovery point and generation of one log; see the module docstring.
 
     `unflushed_since_ms`: time of the oldest unflushed append, or None.
     """
@@ -67,11 +67,9 @@ class Durability:
 
     @contextmanager
     def changing_files(self) -> Iterator[None]:
-        """Context manager that encloses a change that renames, removes or truncates files.
+        """Context manager for a change that renames, removes or truncates files. The generation is odd meanwhile.
 
-        The generation is odd meanwhile.
-
-        After an exception it stays odd, because the log must not be used any longer.
+        After an exception it stays odd, because the log must no longer be used.
         """
         self.stop()
         yield
@@ -124,7 +122,7 @@ class Durability:
         return self._lowered != self._lowered_checkpointed
 
     def to_checkpoint(self) -> tuple[int, int]:
-        """Return (recovery point to checkpoint, token for `note_checkpoint`). Within `capped`, the point is capped."""
+        """Return the recovery point to checkpoint, capped within `capped`, and a token for `note_checkpoint`."""
         with self._lock:
             point = self.recovery_point
             return (point if self._cap is None else min(point, self._cap)), self._lowered
@@ -141,7 +139,7 @@ class Durability:
                 self._cap = None
 
     def note_checkpoint(self, mark: int) -> None:
-        """Record that the recovery point that `to_checkpoint` returned with the token `mark` is on disk."""
+        """Record that the recovery point returned by `to_checkpoint` with the token `mark` is now on disk."""
         with self._lock:
             self._lowered_checkpointed = max(self._lowered_checkpointed, mark)
 
@@ -205,7 +203,7 @@ class Durability:
         self._sync_names(with_parent=True)
 
     def wait_for_flush(self) -> None:
-        """Wait for a flush that started before `stop`. Later flushes do nothing."""
+        """Wait for any flush that started before `stop`. Later flushes do nothing."""
         with self._flush_lock:
             pass
 

@@ -59,7 +59,7 @@ class LeaderEpochs:
             self._replace(entries[:keep])
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """Remove epochs that end at or before `start_offset`. An epoch that contains it now starts there."""
+        """Remove epochs that end at or before `start_offset`. The epoch that contains this offset then starts there."""
         entries = self.entries
         count = bisect_right(entries, start_offset, key=lambda entry: entry[1])
         if count and entries[count - 1][1] != start_offset:
@@ -74,7 +74,7 @@ class LeaderEpochs:
     def end_offset_for(self, epoch: int, log_end_offset: int) -> EpochEndOffset:
         """Return the largest epoch at or below `epoch`, and its end offset; for the latest epoch that is the log end.
 
-        Returns (-1, -1) if `epoch` is negative or above all entries, or if there are none. Below all entries, returns
+        Returns (-1, -1) if `epoch` is negative or above all entries, or if there are none. If it is below all, returns
         `epoch` itself with the start offset of the first entry.
         """
         entries = self.entries

@@ -30,7 +30,7 @@ _BLOCK_ENTRIES = 512
 
 
 class SparseIndex:
-    """One index file of a segment: an append-only file of number pairs, both of which rise."""
+    """One index file of a segment: an append-only file of number pairs. Both numbers increase."""
 
     __slots__ = ("_entry", "_files", "_lock", "_pending", "_written", "last", "path")
 
@@ -83,7 +83,7 @@ class SparseIndex:
                 self._pending.clear()
 
     def at(self, number: int) -> Entry:
-        """Return the entry with this index, from 0. Raises OSError, CorruptRecordError if the file is too short."""
+        """Return the entry at this index, from 0. Raises OSError; CorruptRecordError if the file is too short."""
         first, second = self._entry.unpack(self._bytes(number, number + 1))
         return first, second
 
@@ -122,7 +122,7 @@ class SparseIndex:
         self.last = self.at(count - 1) if count else None
 
     def reset(self) -> None:
-        """Remove all entries, also from the file. Raises OSError."""
+        """Remove all entries, including those in the file. Raises OSError."""
         self._pending.clear()
         self._written = 0
         self.last = None

@@ -46,7 +46,7 @@ OnFailed = Callable[["Log", StorageError], None]
 
 
 class Replacement(Protocol):
-    """A running replacement of segments by a compacted one (`kipmesh.storage.log.compaction.Swap`)."""
+    """A running replacement of segments with a compacted copy (`kipmesh.storage.log.compaction.Swap`)."""
 
     def cancel(self) -> None:
         """Cancel the replacement durably before a truncation, unless readers use the copy. Raises OSError."""
@@ -54,7 +54,7 @@ class Replacement(Protocol):
 
 @dataclass(eq=False, repr=False)
 class Log:
-    """The log of one partition: appends, reads, truncates and flushes batches, see the module.
+    """The log of one partition: appends, reads, truncates and flushes batches. See the module docstring.
 
     Created by `kipmesh.storage.log.log_loader.open_log`.
     """
@@ -161,10 +161,11 @@ class Log:
         return AppendInfo(first_offset, last_offset, max_timestamp, append_time, len(data))
 
     def _check_appendable(self) -> None:
-        """Raise as `check_usable`, then checkpoint a lowered recovery point before new batches are written.
+        """Call `check_usable`, then checkpoint a lowered recovery point before new batches are written.
 
-        Otherwise the checkpoint on disk would vouch for offsets that were truncated. `truncate_to` does not write it,
-        so that one checkpoint covers all logs that are truncated together. Raises StorageError if it cannot be written.
+        Otherwise the checkpoint on disk would vouch for offsets that were truncated. `truncate_to` leaves
+        this to the next append, so that one checkpoint covers all logs that are truncated together. Raises
+        StorageError if the checkpoint cannot be written.
         """
         self.check_usable()
         if self.durability.is_checkpoint_stale:
@@ -176,7 +177,7 @@ class Log:
     def append_as_follower(self, records: bytes, now_ms: int) -> AppendInfo | None:
         """Write the complete batches fetched from the leader, with their offsets and epochs.
 
-        Return None if there is none.
+        Returns None if there are none.
 
         A batch without records that starts before the log end is shortened. Raises CorruptRecordError, before anything
         is written, if a batch is corrupt or does not continue the log; KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if the
@@ -222,7 +223,7 @@ class Log:
         self._check_appendable()
 
     def _append_run(self, view: memoryview, batches: list[tuple[int, BatchHeader]], start: int, now_ms: int) -> int:
-        """Write with one call the batches from index `start` that fit the active segment. Return the next index."""
+        """Write the batches from index `start` that fit the active segment in one call. Return the next index."""
         position, header = batches[start]
         segment = self._segment_for(header.size_bytes, header.last_offset, header.max_timestamp, now_ms)
         end, stop = segment.fitting_run(batches, start, self.config.segment_bytes)
@@ -291,8 +292,8 @@ class Log:
     def read(self, offset: int, max_bytes: int, max_offset: int, min_one_batch: bool) -> bytes:
         """Return complete batches from the one that contains `offset`, all of whose offsets are below `max_offset`.
 
-        Returns b"" if there are none. The first batch may start before `offset`. Returns at most `max_bytes`, except
-        that `min_one_batch` permits one larger batch; without it the result is then b"".
+        Returns b"" if there are none. The first batch may start before `offset`. Returns at most `max_bytes` bytes. If
+        the first batch is larger, returns only that batch if `min_one_batch` is set, otherwise b"".
 
         Raises KafkaError: OFFSET_OUT_OF_RANGE if `offset` is below the log start or above the log end,
         UNKNOWN_TOPIC_OR_PARTITION if the log is closed. Raises CorruptRecordError for an invalid or incomplete batch,
@@ -383,9 +384,9 @@ class Log:
     def truncate_to(self, offset: int) -> None:
         """Remove every batch that contains `offset` or a later one.
 
-        The log then ends at `offset`, or before it if `offset` was within a batch. At or above the log end, no batch is
-        removed. Below the first segment, the log is emptied and starts at `offset`. Raises StorageError if the log has
-        failed, or if the disk fails or a batch is corrupt, which is then permanent;
+        The log then ends at `offset`, or before it if `offset` was within a batch. If `offset` is at or above the log
+        end, no batch is removed. If it is below the first segment, the log is emptied and starts at `offset`.
+        Raises StorageError if the log has failed, or if the disk fails or a batch is corrupt, which is then permanent;
         KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if the log is closed.
         """
         self.check_usable()
@@ -492,7 +493,7 @@ class Log:
         )
 
     def remove_deleted(self, now_ms: int) -> int:
-        """Remove files of segments that were retired at least `file.delete.delay.ms` ago. Return their number.
+        """Remove the files of segments that were retired at least `file.delete.delay.ms` ago. Return their number.
 
         Returns 0 if the log is closed. Errors are logged. Thread-safe.
         """
@@ -515,8 +516,8 @@ class Log:
         `sealed`: also sync the indexes of the active segment. If the log is truncated meanwhile, the recovery point
         does not change; the next flush advances it.
 
-        Raises StorageError if the log has failed or the disk fails; the failure is permanent unless only the leader
-        epoch checkpoint did not fit the disk. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if the log is closed.
+        Raises StorageError if the log has failed or the disk fails; the failure is permanent, except if the
+        disk is too full for the leader epochs. Raises KafkaError(UNKNOWN_TOPIC_OR_PARTITION) if the log is closed.
         """
         self.check_usable()
         try:
@@ -599,7 +600,7 @@ class Log:
 
     @contextmanager
     def storage_errors(self, action: str, *, permanent: bool = False) -> Iterator[None]:
-        """Context manager that converts an OSError of the enclosed work by `fail` and raises the result."""
+        """Context manager that converts an OSError with `fail` and raises the result."""
         try:
             yield
         except OSError as error:
@@ -622,7 +623,7 @@ class Log:
         return raised
 
     def mark_failed(self, error: StorageError) -> bool:
-        """Make `check_usable` raise `error` from now on. Return True, or False if the log had failed before.
+        """Make `check_usable` raise `error` from now on. Return False if the log had already failed.
 
         Thread-safe.
         """

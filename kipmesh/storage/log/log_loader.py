@@ -64,7 +64,7 @@ def open_log(
     checkpoint_recovery_point: Callable[[], None] | None = None,
     on_failed: OnFailed | None = None,
 ) -> Log:
-    """Return the log in `directory`, loaded or recovered, or created if the directory does not exist.
+    """Load or recover the log in `directory` and return it. Create the log if the directory does not exist.
 
     `topic_id`: for a new directory; an existing one keeps its id. `clean`: the log was closed cleanly, so nothing is
     checked; otherwise everything from `recovery_point` is. `checkpoint_recovery_point`: makes the recovery point
@@ -126,7 +126,7 @@ def _remove_new_log(files: OpenFiles, directory: str) -> None:
 
 @dataclass(slots=True)
 class _Loading:
-    """One directory being loaded. The fields from `segments` on are the results."""
+    """The loading of one directory. The fields from `segments` on are the results."""
 
     files: OpenFiles
     directory: str
@@ -220,7 +220,7 @@ class _Loading:
         return end
 
     def _load(self, segment: Segment, sizes: dict[str, int], known_end: int | None) -> tuple[int, bool]:
-        """Load a segment without recovery. Return its end offset (read unless known), and whether it is complete."""
+        """Load a segment without recovery. Return its end offset, `known_end` if given, and whether it is complete."""
         try:
             segment.load(sizes)
             return (segment.end_offset() if known_end is None else known_end), True
@@ -261,7 +261,7 @@ class _Loading:
                     self.files.fs.remove(f"{self.directory}/{name}")
 
     def _reset(self) -> None:
-        """Replace segments that end before the log start by an empty one at the log start."""
+        """Replace all segments, which end before the log start, with an empty one at the log start."""
         _LOG.warning(
             "log end is before log start log=%s log_end=%d log_start=%d",
             self.directory,

@@ -83,13 +83,13 @@ class Producers:
     def check(self, header: BatchHeader) -> WrittenBatch | None:
         """Return the written batch that this one repeats, or None if it may be appended.
 
-        Returns None for a batch without producer id. Raises KafkaError: INVALID_RECORD (negative sequence or epoch, or
-        transactional), INVALID_PRODUCER_EPOCH (older epoch), OUT_OF_ORDER_SEQUENCE_NUMBER (a gap).
+        Returns None for a batch without a producer id. Raises KafkaError: INVALID_RECORD (negative sequence or epoch,
+        or transactional), INVALID_PRODUCER_EPOCH (older epoch), OUT_OF_ORDER_SEQUENCE_NUMBER (a gap).
         """
         return self.states.check(header) if header.producer_id >= 0 else None
 
     def append(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
-        """Update the state for an appended batch. Ignores a batch without producer id."""
+        """Update the state for an appended batch. Ignores a batch without a producer id."""
         if header.producer_id >= 0:
             self.states.append(header, base_offset, now_ms)
 
@@ -101,7 +101,7 @@ class Producers:
     def write_snapshot(self, offset: int) -> None:
         """Write a snapshot at `offset`, the log end, unless there is one. Raises OSError.
 
-        An empty one is written, too, so that a restart need not read earlier batches.
+        Writes even an empty snapshot, so that a restart need not read earlier batches.
         """
         if not self._offsets or self._offsets[-1] < offset:
             write_file(self._fs, self._path(offset), encode_snapshot(self.states.entries()), sync=False)
@@ -110,8 +110,8 @@ class Producers:
     def write_final_snapshot(self, offset: int) -> bool:
         """Write a snapshot at the log end when the log is closed. Return whether a file was written. Raises OSError.
 
-        Returns False if there is one, or if the log never had an idempotent producer. Its next start is clean, or reads
-        all batches.
+        Returns False if the snapshot exists, or if the log never had an idempotent producer. Without any snapshot, the
+        next start assumes no producers after a clean shutdown, and otherwise reads all batches.
         """
         if not (self._offsets or len(self.states)) or (self._offsets and self._offsets[-1] >= offset):
             return False
@@ -205,7 +205,7 @@ class NoProducers(Producers):
     __slots__ = ()
 
     def check(self, header: BatchHeader) -> None:
-        """Accept every batch; always None."""
+        """Accept every batch."""
 
     def append(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
         """Ignore the batch."""

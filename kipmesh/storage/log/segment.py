@@ -55,7 +55,7 @@ def offset_of(name: str, suffix: str) -> int | None:
 
 
 def checked_batches(file: File, size_bytes: int) -> Iterator[tuple[int, BatchHeader]]:
-    """Yield position and header of each batch in the first `size_bytes` of a file.
+    """Yield the position and header of each batch in the first `size_bytes` of a file.
 
     Raises OSError; CorruptRecordError for an invalid header, a wrong CRC or an incomplete batch.
     """
@@ -122,8 +122,7 @@ class Segment:
     def write(self, data: bytes | memoryview) -> int:
         """Append complete batches with one write. Return their position. An OSError leaves the file unchanged.
 
-        If the partial write cannot be truncated, the error is EIO whatever its cause, because the file is no longer
-        usable.
+        If the partial write cannot be truncated, the error is always EIO, because the file is no longer usable.
         """
         position = self.size_bytes
         file = self.files.get(self.path)
@@ -153,14 +152,14 @@ class Segment:
         self.bytes_since_index += size
 
     def index_max_timestamp(self) -> None:
-        """Add the largest timestamp so far to the time index, unless it is there. Raises OSError."""
+        """Add the largest timestamp so far to the time index, unless it is already there. Raises OSError."""
         last = self.time_index.last
         timestamp, offset = self.largest
         if timestamp > (last[0] if last else NO_TIMESTAMP):
             self.time_index.append(timestamp, offset - self.base_offset)
 
     def seal(self) -> None:
-        """Write both index files, even empty ones: a missing index means that it was lost. Raises OSError."""
+        """Write both index files, even if empty, because a missing index counts as lost. Raises OSError."""
         if self.is_sealed or not self.exists:
             return
         self.index_max_timestamp()
@@ -191,7 +190,7 @@ class Segment:
         """Seal the segment before the next one starts, and make truncations durable. Raises OSError.
 
         This is the only sync that an append waits for. Without it, a power failure may restore truncated batches up to
-        exactly the start of the next segment, and recovery could not detect that they diverge.
+        exactly the start of the next segment, and recovery could not detect the divergence.
         """
         self.seal()
         if self.has_unsynced_truncation:
@@ -242,9 +241,9 @@ class Segment:
         return self.files.get(self.path).read_at(min(size, self.size_bytes - position), position)
 
     def find(self, offset: int) -> tuple[int, BatchHeader] | None:
-        """Return position and header of the first batch whose last offset is at least `offset`.
+        """Return the position and header of the first batch whose last offset is at least `offset`.
 
-        Returns None if all batches end before it. Raises OSError, CorruptRecordError.
+        Returns None if all batches end before `offset`. Raises OSError, CorruptRecordError.
         """
         for found, header in self.batches(self.indexed_position(offset - self.base_offset)):
             if header.last_offset >= offset:
@@ -254,13 +253,13 @@ class Segment:
     def indexed_position(self, key: int, *, field: int = 0) -> int:
         """Return the position of the last indexed batch whose relative offset is at most `key`, or 0 if there is none.
 
-        With field=1, `key` is a position instead. Raises OSError, CorruptRecordError.
+        With field=1, `key` is compared with the position instead. Raises OSError, CorruptRecordError.
         """
         at = self.offset_index.floor(key, field=field)
         return self.offset_index.at(at)[1] if at >= 0 else 0
 
     def batches(self, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
-        """Yield position and header of each batch from the one at `position`. CRCs are not checked.
+        """Yield the position and header of each batch from the one at `position`. CRCs are not checked.
 
         Raises CorruptRecordError, OSError.
         """
@@ -275,7 +274,7 @@ class Segment:
 
     @property
     def retention_timestamp(self) -> int:
-        """Timestamp (ms) that retention uses: the largest of the records, or `created_ms` if none has one."""
+        """Timestamp (ms) for retention: the largest record timestamp, or `created_ms` if no record has a timestamp."""
         return self.max_timestamp if self.max_timestamp >= 0 else self.created_ms
 
     def age_ms(self, now_ms: int, timestamp: int) -> int:
@@ -340,7 +339,7 @@ class Segment:
         return [path + suffix for path in found]
 
     def move(self, name_suffix: str) -> None:
-        """Rename the existing files to their plain names plus `name_suffix`, and use those from now on.
+        """Rename the existing files to their plain names plus `name_suffix`, and use the new names from now on.
 
         Raises OSError.
         """
@@ -404,12 +403,12 @@ class Segment:
         return end
 
     def recover(self, interval_bytes: int, epochs: list[tuple[int, int]]) -> tuple[int, int, str]:
-        """Check every batch and rebuild the indexes. Truncates nothing yet.
+        """Check every batch and rebuild the indexes, without truncating the log.
 
-        Returns (end offset, size in bytes of the valid part, why it stopped). The last is "" at the end of the file.
-        Stops at an invalid batch, a wrong CRC, a gap in the offsets or a lower leader epoch; the latter two remain from
-        a truncation that was not durable. Appends (leader epoch, base offset) to `epochs` where the epoch rises. Raises
-        OSError.
+        Returns (end offset, size in bytes of the valid part, why it stopped). The reason is "" if the end of the file
+        was reached. Stops at an invalid batch, a wrong CRC, a gap in the offsets or a lower leader epoch; the latter
+        two remain from a truncation that was not durable. Appends (leader epoch, base offset) to `epochs` where the
+        epoch rises. Raises OSError.
         """
         self.offset_index.reset()
         self.time_index.reset()
