@@ -70,7 +70,7 @@ async def test_minimum_request_memory_suffices_for_any_request() -> None:
 
 
 def test_request_memory_below_one_read_is_refused() -> None:
-    with pytest.raises(InvalidConfigError, match=r"queued\.max\.request\.bytes.*greater than or equal to 131072"):
+    with pytest.raises(InvalidConfigError, match=r"queued\.max\.request\.bytes must be at least 131072"):
         WireConfig.parse({"queued.max.request.bytes": "131071"})
     assert WireConfig.parse({"queued.max.request.bytes": "131072"}).queued_max_request_bytes == QUEUED_REQUEST_BYTES_MIN
 
