@@ -171,7 +171,7 @@ class Workload:
         await asyncio.gather(*closing, return_exceptions=error is not None)
 
     def check(self) -> None:
-        """Raise the error of a failed producer, consumer or member. Such an error is a bug in the workload or a client."""
+        """Raise the error of a failed producer, consumer or member. The cause is a bug in the workload or a client."""
         for task in [*self._producing, *self._consuming]:
             if task.done() and not task.cancelled():
                 task.result()
@@ -426,7 +426,7 @@ class Members:
             self._churning = asyncio.create_task(self._churn(self._part.churn_s))
 
     def check(self) -> None:
-        """Raise the error of a failed member or churn task. Such an error is a bug in the workload or a client."""
+        """Raise the error of a failed member or churn task. The cause is a bug in the workload or a client."""
         for task in [*self._running.values(), *self._leaving, self._churning]:
             if task is not None and task.done() and not task.cancelled():
                 task.result()
