@@ -205,7 +205,7 @@ class Checker:
             self.fail(f"node {node.node_id} {verb} snapshot {snapshot_id} of another epoch")
 
     def check_loaded_snapshot(self, node: Host, snapshot_id: SnapshotId) -> None:
-        """Check that an image loaded from a snapshot matches the committed state and its node is not leader."""
+        """Check that an image loaded from a snapshot matches the committed state and its node is not the leader."""
         self._check_capture(node, snapshot_id, "loaded")
         if not is_same(node.image, self.captures[snapshot_id.end_offset]):
             self.fail(f"image that node {node.node_id} loaded from {snapshot_id} does not match the state at its end")
