@@ -23,7 +23,7 @@ def check_text(argument: str, value: object) -> None:
 
 
 def check_integer(argument: str, value: object, form: str = "int") -> None:
-    """Raise TypeError unless the value is an integer, of NumPy or Python. `form` describes it in the message."""
+    """Raise TypeError unless the value is a Python or NumPy integer. `form` describes it in the message."""
     if not isinstance(value, int | SupportsIndex):
         raise TypeError(f"{argument} must be {form}, got {value!r}")
 
@@ -58,7 +58,7 @@ def instances(argument: str, values: Iterable[T], kind: type[T]) -> list[T]:
 
 
 def integers(argument: str, values: Iterable[int], form: str) -> tuple[int, ...]:
-    """Return the integers as a tuple. Raises TypeError for another value. `argument` is a plural."""
+    """Return the integers as a tuple. Raises TypeError unless all are integers. `argument` is a plural."""
     found = listed(argument, values, form)
     for value in found:
         check_integer(argument.removesuffix("s"), value)
@@ -73,7 +73,7 @@ def mapping(argument: str, value: Any, form: str) -> Mapping[Any, Any]:
 
 
 def topic_partition(value: Any, expected: str = "partition must be a (topic, partition) pair, got") -> TopicPartition:
-    """Return a (topic, partition) pair as TopicPartition. Raises TypeError for another value.
+    """Return a (topic, partition) pair as TopicPartition. Raises TypeError for any other value.
 
     `expected` begins the message for a value that is not a pair.
     """
@@ -85,7 +85,7 @@ def topic_partition(value: Any, expected: str = "partition must be a (topic, par
 
 
 def topic_partitions(values: Iterable[tuple[str, int]]) -> list[TopicPartition]:
-    """Return (topic, partition) pairs, the argument `partitions`, as a list of TopicPartition. Raises TypeError."""
+    """Convert the argument `partitions`, (topic, partition) pairs, to a list of TopicPartition. Raises TypeError."""
     form = "(topic, partition) pairs"
     expected = f"partitions must be a list of {form}, got the element"
     return [topic_partition(value, expected) for value in listed("partitions", values, form)]

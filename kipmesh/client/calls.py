@@ -31,7 +31,8 @@ def call(
 ) -> Coroutine[Any, Any, Any]:
     """Return a coroutine that sends a request to the node at `address` and returns the response.
 
-    It raises TransportError, also without a response within `timeout_s`. `meter` counts the bytes sent and received.
+    The coroutine raises TransportError on failure or if there is no response within `timeout_s`. `meter` counts the
+    bytes sent and received.
     """
     api = api_of(request)
     assert api.service is not None

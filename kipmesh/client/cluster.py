@@ -119,9 +119,9 @@ class Cluster:
         await self.pool.close()
 
     async def retry(self, attempt: Callable[[float], Awaitable[T | KafkaError]], timeout_s: float) -> T:
-        """Call `attempt` with the remaining seconds until it returns a result; return that result.
+        """Call `attempt` with the remaining seconds until it succeeds, and return its result.
 
-        `attempt` returns KafkaError for a failure. Retriable errors are retried with backoff. Raises the last error at
+        `attempt` returns a KafkaError if it fails. Retriable errors are retried with backoff. Raises the last error at
         the timeout, and any other error immediately.
         """
         deadline = time.monotonic() + timeout_s
@@ -139,9 +139,9 @@ class Cluster:
     async def call_any(self, request: Any, timeout_s: float, retry: Callable[[Any], ErrorCode | None]) -> Any:
         """Send a request to any broker and return the response.
 
-        `retry` returns the error code of a response that should be retried, or None to accept it. Raises KafkaError
-        immediately for an error that is not retriable (UNSUPPORTED_VERSION if the broker does not implement the
-        request), and after retries for `timeout_s` for others.
+        `retry` returns the error code of a response that should be retried, or None to accept it. Raises KafkaError:
+        immediately for a non-retriable error (UNSUPPORTED_VERSION if the broker does not implement the request),
+        otherwise after retries for `timeout_s`.
         """
         api = api_of(request)
         name = f"{api.service.name if api.service else ''}.{api.rpc}"

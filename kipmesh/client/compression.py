@@ -64,12 +64,12 @@ def compress(data: memoryview, compression: Compression) -> bytes:
 
 
 def default_compression(name: str) -> Compression:
-    """Return the compression of that name (none, gzip, ...) at Kafka's default level. Raises ValueError for others."""
+    """Return the compression of that name (none, gzip, ...) at Kafka's default level. Raises ValueError if unknown."""
     return Compression(COMPRESSIONS.index(name), {"gzip": -1, "lz4": _LZ4_DEFAULT_LEVEL, "zstd": 3}.get(name, 0))
 
 
 def decompressed(batch: memoryview, header: BatchHeader, limit_bytes: int = RECORDS_BYTES_MAX) -> memoryview:
-    """Return the batch with decompressed records and an adapted header, or unchanged if it is not compressed.
+    """Return the batch with decompressed records and a matching header, or unchanged if it is not compressed.
 
     The CRC of the result is not valid. Raises CorruptRecordError if the records cannot be decompressed or exceed
     `limit_bytes`, and KafkaError(UNSUPPORTED_COMPRESSION_TYPE).

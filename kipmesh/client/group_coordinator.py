@@ -62,7 +62,7 @@ class GroupCoordinator:
         return response
 
     async def call(self, request: Any, timeout_s: float, *, attempt_timeout_s: float | None = None) -> Any:
-        """Send a request, retrying until the coordinator handles it or `timeout_s` is over.
+        """Send a request, retrying until the coordinator handles it or `timeout_s` has elapsed.
 
         `attempt_timeout_s` limits each attempt. Raises the KafkaError of the last attempt, such as a transport failure.
         Errors in the response are not raised, except `COORDINATOR_ERRORS` at the timeout.

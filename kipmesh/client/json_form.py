@@ -17,7 +17,7 @@ TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
 
 
 def put_bytes(target: dict[str, Any], name: str, value: bytes | None) -> None:
-    """Set `target[name]` to `value` as text or None, or `target[name_b64]` to its base64 if it is not UTF-8."""
+    """Set `target[name]` to `value` as a str or None, or `target[name_b64]` to its base64 if it is not UTF-8."""
     if value is None:
         target[name] = None
         return
@@ -28,7 +28,7 @@ def put_bytes(target: dict[str, Any], name: str, value: bytes | None) -> None:
 
 
 def record_object(record: ConsumerRecord) -> dict[str, Any]:
-    """Return the JSON object of a consumed record: the fields of ConsumerRecord, with the timestamp type by name."""
+    """Return the JSON object of a consumed record: the fields of ConsumerRecord, with the timestamp type's name."""
     known_type = 0 <= record.timestamp_type < len(TIMESTAMP_TYPES)
     out: dict[str, Any] = {
         "topic": record.topic,
@@ -54,7 +54,7 @@ def header_object(name: str, value: bytes | None) -> dict[str, Any]:
 def to_line(value: Mapping[str, Any]) -> str:
     """Return `value` as one line of JSON without a newline.
 
-    Nested bytes become hexadecimal, sets become lists, and other unknown objects become text.
+    Nested bytes become hexadecimal, sets become lists, and objects of other types become strings.
     """
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain)
 

@@ -103,9 +103,9 @@ def _missing_topic(entry: TopicEntry) -> KafkaError:
 
 
 class Choice(NamedTuple):
-    """A decision of a RefreshPolicy: the topics to request now; or None, and the seconds until the next decision.
+    """A decision of a RefreshPolicy: the topics to request now, or None and the seconds until the next decision.
 
-    `wait_s` None means to decide again only after a change.
+    If `wait_s` is None, the policy decides again only after a change.
     """
 
     topics: Sequence[str] | None
@@ -116,7 +116,7 @@ class RefreshPolicy(Protocol):
     """Selects the topics of the next metadata request."""
 
     def choose(self, now_s: float, entries: Mapping[str, TopicEntry]) -> Choice:
-        """Return the topics to request now, or the seconds until the next decision. `now_s` is monotonic."""
+        """Return the topics to request now, or the seconds until the next decision. `now_s` is a monotonic time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +217,8 @@ class Metadata:
     def take_error(self, name: str) -> KafkaError | None:
         """Return the topic's error if it should be reported to the application, otherwise None.
 
-        That is a non-retriable error, or UNKNOWN_TOPIC_OR_PARTITION once per `UNKNOWN_RESPONSES_MAX` responses without
-        the topic.
+        This applies to non-retriable errors, and to UNKNOWN_TOPIC_OR_PARTITION once per `UNKNOWN_RESPONSES_MAX`
+        responses without the topic.
         """
         entry = self._entries.get(name)
         if entry is None or entry.error is ErrorCode.NONE:
@@ -277,7 +277,7 @@ class Metadata:
             del self._entries[name]
 
     def request_refresh(self, topics: Iterable[str] = ()) -> None:
-        """Refresh the brokers, and those of these topics that are tracked, as soon as the backoff allows."""
+        """Refresh the brokers and the tracked ones among these topics as soon as the backoff allows."""
         self._brokers_stale = True
         for name in topics:
             entry = self._entries.get(name)
@@ -305,9 +305,9 @@ class Metadata:
         return result
 
     async def wait_for_update(self, timeout_s: float) -> None:
-        """Wait until the next refresh succeeds or fails, at most `timeout_s`; then return in every case.
+        """Wait up to `timeout_s` for the next refresh to succeed or fail. Returns normally in each case.
 
-        Raises KafkaError if the refresh task had ended with an error before.
+        Raises KafkaError if the refresh task has already ended with an error.
         """
         raise_failure(self.failure)
         waiter = asyncio.get_running_loop().create_future()
@@ -426,7 +426,7 @@ class Metadata:
     async def _request_from(
         self, address: str, request: m.MetadataRequest, meter: Meter | None
     ) -> m.MetadataResponse | Exception:
-        """Return the response of one broker, or the TransportError or KafkaError."""
+        """Return one broker's response, or the TransportError or KafkaError on failure."""
         try:
             response: m.MetadataResponse = await call(self._pool, address, request, self._connect_timeout_s, meter)
         except TransportError as error:
@@ -490,7 +490,7 @@ class Metadata:
     ) -> bool:
         """Apply the current leaders from an error response (KIP-951). Return whether any leader changed.
 
-        Leaders of tracked topics with a newer leader epoch are accepted; the topics' metadata is then refreshed.
+        Leaders with a newer leader epoch are accepted for tracked topics, whose metadata is then refreshed.
         """
         changed: dict[str, dict[int, PartitionMetadata]] = {}
         brokers = {each.node_id: Node(each.node_id, each.host, each.port, each.rack) for each in endpoints}
@@ -517,7 +517,7 @@ class Metadata:
 
 
 def topic_metadata(name: str, topic: m.MetadataResponseTopic) -> TopicMetadata:
-    """Convert a topic of a Metadata response, with its partitions in ascending order."""
+    """Convert a topic from a Metadata response, sorting its partitions in ascending order."""
     partitions = {
         each.partition_index: PartitionMetadata(
             each.partition_index,

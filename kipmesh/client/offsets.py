@@ -49,7 +49,7 @@ def list_offsets_call(cluster: Cluster, timestamps: Mapping[TopicPartition, int]
 async def list_offsets(
     cluster: Cluster, timestamps: Mapping[TopicPartition, int], timeout_s: float
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-    """Return the first record at or after a timestamp (ms or TIMESTAMP_...) by partition; None if there is none.
+    """Return each partition's first record at or after its timestamp (ms or TIMESTAMP_...), or None if there is none.
 
     Raises KafkaError: retriable errors after retries for `timeout_s`, others immediately.
     """

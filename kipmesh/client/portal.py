@@ -54,7 +54,7 @@ class Portal:
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop, block until it ends, and return its result or raise its error.
 
-        An interrupt of the caller cancels the coroutine. Raises RuntimeError like `submit`.
+        Interrupting the caller cancels the coroutine. Raises RuntimeError like `submit`.
         """
         future = self.submit(work)
         try:
@@ -99,9 +99,9 @@ class BlockingClient(Generic[ClientT]):
         self.close()
 
     def start(self) -> None:
-        """Start the thread and connect, unless that is done. Optional: the first call of another method does it.
+        """Start the thread and connect, unless already done. Optional: the first call of any other method does this.
 
-        Raises KafkaError if no bootstrap server responds, which also closes the client, and RuntimeError if the client
+        Raises KafkaError if no bootstrap server responds, and then closes the client. Raises RuntimeError if the client
         is closed.
         """
         if self._closed:

@@ -21,14 +21,14 @@ from kipmesh.core.record_batch import HEADER_BYTES, BatchHeader, Buffer, assign,
 def new_builder(size_bytes_max: int) -> Any:
     """Return a builder of one batch of at most `size_bytes_max` bytes before compression.
 
-    `append(index, timestamp_ms, key, value, headers list)` returns metadata with the `size` of the record in bytes, or
-    None if the batch is full. The first record always fits.
+    Its `append(index, timestamp_ms, key, value, headers)`, with headers as a list, returns metadata with the record's
+    `size` in bytes, or None if the batch is full. The first record always fits.
     """
     return DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, size_bytes_max)
 
 
 def record_bytes_max(key: bytes | None, value: bytes | None, headers: Headers) -> int:
-    """Return an upper bound of the size of a batch that contains only this record."""
+    """Return an upper bound on the size of a batch that contains only this record."""
     return int(DefaultRecordBatchBuilder.estimate_size_in_bytes(key, value, list(headers)))
 
 
@@ -86,7 +86,7 @@ def encode_batch(
     base_offset: int = 0,
     leader_epoch: int = -1,
 ) -> bytes:
-    """Encode (key, value) pairs, at least one, as one batch, for tests and tools. All get the same timestamp.
+    """Encode one or more (key, value) pairs as a batch for tests and tools. All records get the same timestamp.
 
     Raises ValueError for an unknown compression name.
     """
@@ -151,7 +151,7 @@ def decode_columns(
     check_crcs: bool = True,
     with_headers: bool = False,
 ) -> Columns:
-    """Decode whole batches to columns: records with start_offset <= offset < end_offset, without control batches.
+    """Decode whole batches into columns: records with start_offset <= offset < end_offset, without control batches.
 
     Raises CorruptRecordError for an invalid batch or, with `check_crcs`, a wrong CRC, and
     KafkaError(UNSUPPORTED_COMPRESSION_TYPE).

@@ -50,8 +50,8 @@ class Producer(BlockingClient[_producer.Producer]):
     ) -> list[Delivery]:
         """Append (key, value) pairs, with much less overhead than `send`, and return a future for each.
 
-        Blocks while the producer's buffer is full or lacks metadata. After `flush` all futures are done. Raises the
-        errors of the asynchronous `send`; records before the failed one are still sent.
+        Blocks while the producer's buffer is full or the topic's metadata is missing. After `flush` all futures are
+        done. Raises the errors of the asynchronous `send`; records before the rejected one are still sent.
         """
         portal = self._running()
         self._pump.drain(portal, topic)
@@ -89,7 +89,7 @@ class Producer(BlockingClient[_producer.Producer]):
 
 
 class Consumer(BlockingClient[_consumer.Consumer]):
-    """Blocking version of `kipmesh.client.Consumer`. Iteration yields records without end.
+    """Blocking version of `kipmesh.client.Consumer`. Iterating over it yields records indefinitely.
 
     A rebalance listener runs in the client's thread and must not call the consumer.
     """

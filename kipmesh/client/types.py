@@ -190,7 +190,7 @@ class CreatedTopic(NamedTuple):
 
 
 class ConfigResource(NamedTuple):
-    """The topic or broker that a configuration belongs to. `name` is the topic's name, or the broker id as text."""
+    """The topic or broker that a configuration belongs to. `name` is the topic's name, or the broker id as a str."""
 
     resource_type: int
     name: str
@@ -223,7 +223,7 @@ class BrokerSessions(NamedTuple):
 
 
 class QuorumReplica(NamedTuple):
-    """State of a voter or observer as known by the quorum leader; -1 if unknown. Timestamps are ms since 1970."""
+    """State of a voter or observer as known to the quorum leader; -1 if unknown. Timestamps are ms since 1970."""
 
     replica_id: int
     log_end_offset: int

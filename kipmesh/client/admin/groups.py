@@ -28,7 +28,7 @@ NewOffsets = Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]
 
 
 class GroupListing(NamedTuple):
-    """A group as its coordinator lists it."""
+    """A group as listed by its coordinator."""
 
     group_id: str
     protocol_type: str
@@ -110,7 +110,7 @@ class GroupAdmin(AdminRequests):
         ]
 
     async def describe_groups(self, group_ids: Iterable[str]) -> dict[str, GroupDescription]:
-        """Return state, coordinator and members by group id. A missing group has the state Dead.
+        """Return the state, coordinator and members of each group, by group id. A missing group has the state Dead.
 
         Raises KafkaError for the first group that cannot be described.
         """
@@ -121,7 +121,7 @@ class GroupAdmin(AdminRequests):
     ) -> dict[TopicPartition, CommittedOffset]:
         """Return the group's committed offsets of these partitions (None: all). Partitions without one are omitted.
 
-        A missing group has none. Raises KafkaError.
+        The result is empty for a missing group. Raises KafkaError.
         """
         wanted = None if partitions is None else arguments.topic_partitions(partitions)
         coordinator = GroupCoordinator(self._cluster, group_id)
@@ -133,7 +133,7 @@ class GroupAdmin(AdminRequests):
         }
 
     async def alter_group_offsets(self, group_id: str, offsets: NewOffsets) -> None:
-        """Commit offsets for an empty or new group, without checking that records exist at them.
+        """Commit offsets for an empty or new group, without checking that records exist at these offsets.
 
         Raises ValueError for a negative offset, and KafkaError: UNKNOWN_MEMBER_ID if the group has members, or the
         error of the first rejected partition, such as UNKNOWN_TOPIC_OR_PARTITION; the others are still committed.
@@ -156,9 +156,9 @@ class GroupAdmin(AdminRequests):
         """Reset the offsets of an empty group in these partitions and return the new offsets.
 
         With `dry_run` nothing is committed. `to` decides whether `value` is an offset, a timestamp in ms or a number of
-        offsets. New offsets are limited to the log start and the high watermark. Raises KafkaError: UNKNOWN_MEMBER_ID
-        if the group has members (not with `dry_run`), UNKNOWN_TOPIC_OR_PARTITION, OFFSET_OUT_OF_RANGE for SHIFT_BY
-        without a committed offset.
+        offsets. New offsets are clamped to the range from the log start to the high watermark. Raises KafkaError:
+        UNKNOWN_MEMBER_ID if the group has members (not with `dry_run`), UNKNOWN_TOPIC_OR_PARTITION, OFFSET_OUT_OF_RANGE
+        for SHIFT_BY without a committed offset.
         """
         wanted = arguments.topic_partitions(partitions)
         arguments.check_integer("value", value, arguments.TIMESTAMP if to is ResetTo.TIMESTAMP else "int")
@@ -259,7 +259,7 @@ class GroupAdmin(AdminRequests):
         return {each: max(first[each], min(wanted[each], last[each])) for each in partitions}
 
     async def _offsets_at(self, partitions: Collection[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
-        """Return the offset of a timestamp (ms or TIMESTAMP_...) by partition; -1 if there is none."""
+        """Return each partition's offset for a timestamp (ms or TIMESTAMP_...), or -1 if there is none."""
         found = await list_offsets(self._cluster, dict.fromkeys(partitions, timestamp), self._timeout_s)
         return {topic_partition: -1 if place is None else place.offset for topic_partition, place in found.items()}
 
@@ -278,7 +278,10 @@ def _member(member: m.DescribedGroupMember, *, is_consumer: bool) -> GroupMember
 
 
 async def _for_each(group_ids: Iterable[str], work: Callable[[str], Awaitable[T]]) -> dict[str, T]:
-    """Call `work` for every group, some at a time. Raises the first error after all calls have ended."""
+    """Call `work` for every group, a few at a time, and return the results by group id.
+
+    Raises the first error after all calls have ended.
+    """
     slots = asyncio.Semaphore(CONCURRENT_GROUPS_MAX)
 
     async def run(group_id: str) -> T:

@@ -44,7 +44,7 @@ def quorum_description(response: m.DescribeQuorumResponse) -> QuorumDescription:
 async def describe_quorum(
     controllers: Sequence[str], *, timeout_s: float, security: ClientSslConfig | None = None
 ) -> QuorumDescription:
-    """Describe the quorum by calling controllers (`host:port`), and the controllers that they name, until one leads.
+    """Describe the quorum by calling controllers (`host:port`), and those that they name, until one is the leader.
 
     Without a leader within `timeout_s`, the result has leader -1, high watermark -1 and the highest observed epoch.
     Raises KafkaError(NETWORK_EXCEPTION) if no controller responds.
@@ -76,7 +76,7 @@ async def describe_quorum(
 
 
 async def _call(pool: ConnectionPool, address: str, timeout_s: float) -> _Result | None:
-    """Return the controller's result, or None without a response or without the metadata partition."""
+    """Return the controller's result, or None if the response is missing or lacks the metadata partition."""
     try:
         response: m.DescribeQuorumResponse = await call(pool, address, DESCRIBE_QUORUM, timeout_s)
     except TransportError:

@@ -55,12 +55,12 @@ class ReassignmentAdmin(AdminRequests):
     """The part of `AdminClient` that moves replicas and removes brokers. Methods raise KafkaError."""
 
     async def alter_partition_reassignments(self, targets: NewReplicas) -> dict[TopicPartition, KafkaError | None]:
-        """Start or cancel partition reassignments and return by partition the error, or None if accepted.
+        """Start or cancel partition reassignments and return each partition's error, or None if it was accepted.
 
         The replicas move afterwards; `wait_reassigned` waits for that. `targets` has the new replicas by partition, or
         None to cancel. Errors: INVALID_REPLICA_ASSIGNMENT, UNKNOWN_TOPIC_OR_PARTITION, NO_REASSIGNMENT_IN_PROGRESS for
         a cancellation. Sends several requests if there are many partitions. Raises KafkaError if the first request
-        fails; if a later one fails, the remaining partitions have its error.
+        fails; if a later one fails, the remaining partitions get its error.
         """
         remaining = {
             arguments.topic_partition(key): None
@@ -129,7 +129,7 @@ class ReassignmentAdmin(AdminRequests):
     async def wait_reassigned(self, partitions: Iterable[tuple[str, int]], on_progress: OnMoved | None = None) -> None:
         """Wait without a time limit until no reassignment of these partitions is running.
 
-        `on_progress` is called at each check with the numbers of finished and of all partitions. Raises
+        `on_progress` is called at each check with the number of finished partitions and the total number. Raises
         KafkaError.
         """
         wanted = arguments.topic_partitions(partitions)
@@ -146,10 +146,10 @@ class ReassignmentAdmin(AdminRequests):
     ) -> DrainProgress:
         """Move all replicas of a broker to other brokers, and return the last progress.
 
-        With `wait`, return when the broker has no replica, without a time limit; otherwise when all reassignments have
-        started. Raises KafkaError: BROKER_ID_NOT_REGISTERED, or INVALID_REPLICATION_FACTOR if there are too few other
-        brokers, both before any move; the error of a partition that cannot be moved, after `default.api.timeout.ms`
-        without a new reassignment.
+        With `wait`, waits without a time limit until the broker has no replicas, otherwise only until all reassignments
+        have started. Raises KafkaError before any move: BROKER_ID_NOT_REGISTERED, or INVALID_REPLICATION_FACTOR if
+        there are too few other brokers. If no new reassignment starts for `default.api.timeout.ms`, raises the error of
+        a partition that cannot be moved.
         """
         drain = _Drain(self, broker_id, on_progress)
         await drain.run_pass(is_check=True)
@@ -168,7 +168,7 @@ class ReassignmentAdmin(AdminRequests):
             await asyncio.sleep(max(POLL_S, 9 * (now - pass_begin)) if not started else 0)
 
     async def plan_drain(self, broker_id: int, cursor: m.DrainCursor | None, *, is_check: bool) -> Any:
-        """Return the controller's plan for the next replicas of a broker, from `cursor` on (None: the first).
+        """Return the controller's plan for the next replicas of a broker, starting at `cursor` (None: the first).
 
         With `is_check` the controller only verifies that the replicas can be moved. Raises KafkaError:
         BROKER_ID_NOT_REGISTERED, INVALID_REPLICATION_FACTOR.
@@ -177,9 +177,10 @@ class ReassignmentAdmin(AdminRequests):
         return await self._call(request)
 
     async def unregister_broker(self, broker_id: int) -> None:
-        """Remove a broker that is stopped and has no replicas from the cluster.
+        """Remove a stopped broker without replicas from the cluster.
 
-        Raises KafkaError: BROKER_ID_NOT_REGISTERED, POLICY_VIOLATION if it has replicas, INVALID_REQUEST if it runs.
+        Raises KafkaError: BROKER_ID_NOT_REGISTERED, POLICY_VIOLATION if it has replicas, INVALID_REQUEST if it is
+        running.
         """
         await self._call(m.UnregisterBrokerRequest(broker_id))
 
@@ -198,7 +199,7 @@ class _Drain:
     async def run_pass(self, *, is_check: bool = False) -> int:
         """Check all replicas and, unless `is_check`, start to move them. Returns the number of started reassignments.
 
-        Raises KafkaError of the plan.
+        Raises the KafkaError of `plan_drain`.
         """
         cursor: m.DrainCursor | None = None
         started = leaving = 0

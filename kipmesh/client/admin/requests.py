@@ -22,7 +22,7 @@ Results = Callable[[Any], Iterable[tuple[str, Any]]]
 
 
 def single_result(response: Any) -> list[tuple[str, Any]]:
-    """Return `[(text, response)]` for a response that has one error code for all its parts."""
+    """Return `[(error message, response)]` for a response that has one error code for all its parts."""
     return [(f"{type(response).__name__.removesuffix('Response')} failed", response)]
 
 
@@ -74,7 +74,7 @@ class AdminRequests:
         return response
 
     async def describe_cluster(self) -> ClusterDescription:
-        """Return the brokers, sorted by id, and the controller, as currently known by one broker. Raises KafkaError."""
+        """Return the brokers, sorted by id, and the controller, as currently known to one broker. Raises KafkaError."""
         response = await self._fetch_metadata(m.MetadataRequest())
         brokers = sorted(Node(each.node_id, each.host, each.port, each.rack) for each in response.brokers)
         return ClusterDescription(response.cluster_id, response.controller_id, brokers)
@@ -100,7 +100,10 @@ class AdminRequests:
         return {node.node_id: response for node, response in zip(called, responses, strict=True)}
 
     async def _nodes(self, broker_id: int | None) -> list[Node]:
-        """Return the broker with that id, or all brokers for None. Raises KafkaError(BROKER_NOT_AVAILABLE) for none."""
+        """Return the broker with that id, or all brokers for None.
+
+        Raises KafkaError(BROKER_NOT_AVAILABLE) if there is none.
+        """
         found = [node for node in (await self.describe_cluster()).brokers if broker_id in (None, node.node_id)]
         if not found:
             text = "the cluster has no brokers" if broker_id is None else f"broker {broker_id} is not in the cluster"
@@ -109,7 +112,7 @@ class AdminRequests:
 
 
 def failure_of(result: Any, text: str) -> KafkaError | None:
-    """Return (do not raise) the error of a result, with `text` if it has no message; None for a success."""
+    """Return (do not raise) the error of a result, with `text` if it has no message; None on success."""
     if not result.error_code:
         return None
     return KafkaError(result.error_code, getattr(result, "error_message", None) or text)

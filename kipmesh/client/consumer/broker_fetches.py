@@ -71,8 +71,8 @@ class Parsed(NamedTuple):
 def parse_records(records: bytes, fetch_offset: int) -> Parsed:
     """Find the whole batches of a fetch response that end above `fetch_offset`. Never raises.
 
-    Invalid bytes after a whole batch are left to the next fetch. `failure` is CorruptRecordError for bytes without
-    any whole batch.
+    Invalid bytes after a whole batch are left to the next fetch. `failure` is a CorruptRecordError if there are bytes
+    but no whole batch.
     """
     batches: list[tuple[int, BatchHeader]] = []
     spans: list[EpochSpan] = []
@@ -126,7 +126,7 @@ class Chunk:
         return header.compression != 0 and header.size_bytes > DECODE_ON_LOOP_BYTES_MAX
 
     def decode(self, state: PartitionState, check_crcs: bool) -> list[ConsumerRecord]:
-        """Return the records of the next batch from the position on, for `take`. Changes no state, may run on a thread.
+        """Return the next batch's records from the position on, for `take`. Changes no state and may run on a thread.
 
         Raises CorruptRecordError, or KafkaError(UNSUPPORTED_COMPRESSION_TYPE).
         """
@@ -236,7 +236,7 @@ class PartitionState:
 
     @property
     def is_halted(self) -> bool:
-        """Whether the partition has an error until the next seek, or may have one for lack of a position."""
+        """Whether the partition has an error that only a seek ends, or may have one because it has no position."""
         return self.fatal_error is not None or self.reader.state in (State.HALTED, State.RESETTING)
 
     def blocking_error(self) -> KafkaError | None:
@@ -297,7 +297,7 @@ class PartitionState:
         self.shared.buffered_bytes += chunk.size_bytes
 
     def located(self, error: KafkaError) -> KafkaError:
-        """Return a new error with the same code, and with partition and fetch offset in its message."""
+        """Return a new error with the same code, and with the partition and fetch offset in its message."""
         place = f"{self.topic}-{self.partition} at offset {self.reader.fetch_offset}"
         return KafkaError(error.code, f"{place}: {error.message}")
 
@@ -308,7 +308,7 @@ class FetchListener(Protocol):
     def on_fetched(
         self, broker: BrokerFetches, partitions: Sequence[FetchedPartition], endpoints: Iterable[m.NodeEndpoint]
     ) -> None:
-        """Handle the partitions of a response. `endpoints` are those of the current leaders in it."""
+        """Handle the partitions of a response. `endpoints` are those of the current leaders that the response names."""
         ...
 
     def on_broker_failed(self, broker: BrokerFetches, error: KafkaError) -> None:
@@ -410,7 +410,7 @@ class BrokerFetches:
     def remove(self, state: PartitionState, *, is_unassigned: bool = False) -> None:
         """Stop fetching the partition from this broker.
 
-        Args: is_unassigned: the consumer has dropped the partition; False if another broker fetches it now.
+        `is_unassigned` means that the consumer has dropped the partition, rather than moved it to another broker.
         """
         self.withdraw(state)
         self.set_role(state, is_follower=False, is_rackless=False)
@@ -424,7 +424,7 @@ class BrokerFetches:
             state.sessionless_fetch = None
 
     def state_of(self, states: dict[Any, PartitionState], one: FetchedPartition) -> PartitionState | None:
-        """Return the partition of a response: one of this broker, or one that was just unassigned; otherwise None."""
+        """Return a response's partition if it belongs to this broker or was just unassigned, otherwise None."""
         topic_partition = one.topic, one.requested.partition
         state = self._unassigned.get(topic_partition)
         if state is None:
@@ -443,7 +443,7 @@ class BrokerFetches:
 
     @property
     def follower_timeout_at_s(self) -> float | None:
-        """When the pending request of a follower times out (392-14); None without followers or pending requests."""
+        """Time at which the pending request to a follower times out (392-14); None if there is no such request."""
         if not self.followers:
             return None
         sent = [one.sent_s for one in (self._catch_up, self._bridge) if one is not None]
@@ -485,7 +485,7 @@ class BrokerFetches:
     # -- requests
 
     def send(self, now: float) -> None:
-        """Start the requests that are possible now: that of the session, or sessionless ones while it is pending.
+        """Start the requests that are possible now: the session's, or sessionless ones while the session's is pending.
 
         Does nothing during the backoff, or while the broker's address is unknown.
         """
@@ -625,6 +625,6 @@ class BrokerFetches:
 
     @property
     def _is_creating_session(self) -> bool:
-        """Whether the request that creates the session is pending. It returns immediately."""
+        """Whether the request that creates the session is pending. The broker responds to it immediately."""
         is_first = self.session.full_requests == 1 and not self.session.incremental_requests
         return is_first and self.session.is_waiting and self._config.enable_incremental_fetch

@@ -106,7 +106,7 @@ class Consumer(Client):
     def assign(self, partitions: Partitions) -> None:
         """Consume exactly these partitions. Partitions that were already assigned keep their position.
 
-        The others start by `auto.offset.reset`; unlike in Kafka, not at the offsets committed by `group.id`.
+        Unlike in Kafka, the others start according to `auto.offset.reset`, not at the offsets committed by `group.id`.
         Raises ValueError if the consumer has subscribed as a member of a group.
         """
         if self._group is not None and self._group.is_subscribed:
@@ -156,7 +156,7 @@ class Consumer(Client):
             self._fetcher.pause(state)
 
     def resume(self, partitions: Partitions) -> None:
-        """Fetch and return records of these partitions again. Partitions that are not paused stay unchanged."""
+        """Fetch and return records of these partitions again. Partitions that are not paused are unaffected."""
         for state in self._states(partitions):
             self._fetcher.resume(state)
         self._fetcher.arrived.set()
@@ -232,15 +232,15 @@ class Consumer(Client):
     async def end_offsets(self, partitions: Partitions) -> dict[TopicPartition, int]:
         """Return the high watermark of each partition, which need not be assigned.
 
-        Raises the errors of `beginning_offsets`: KafkaError after retries for `default.api.timeout.ms`, or immediately
-        if it is not retriable.
+        Retriable errors are retried for `default.api.timeout.ms`, then raised as KafkaError; others are raised
+        immediately.
         """
         return await self._list_offsets(partitions, TIMESTAMP_LATEST)
 
     async def offsets_for_times(
         self, timestamps: Mapping[tuple[str, int], int]
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Return the first record at or after a timestamp (ms since 1970) by partition; None if there is none.
+        """Return each partition's first record at or after its timestamp (ms since 1970), or None if there is none.
 
         The partitions need not be assigned. Retriable errors are retried for `default.api.timeout.ms`, then raised as
         KafkaError; others are raised immediately.
@@ -252,8 +252,8 @@ class Consumer(Client):
     async def partitions_for(self, topic: str) -> TopicMetadata:
         """Return a topic's metadata, requesting it if it is not cached.
 
-        Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION if the topic does not exist, INVALID_TOPIC_EXCEPTION, or after
-        `default.api.timeout.ms` REQUEST_TIMED_OUT or NETWORK_EXCEPTION.
+        Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION if the topic does not exist, INVALID_TOPIC_EXCEPTION, or
+        REQUEST_TIMED_OUT or NETWORK_EXCEPTION after `default.api.timeout.ms`.
         """
         self._check_open()
         arguments.check_text("topic", topic)
@@ -310,9 +310,9 @@ class Consumer(Client):
         """Return records as soon as there are any, or an empty list after `timeout_ms`.
 
         `max_records` is the maximum number, by default `max.poll.records`. For a group member this also joins the group
-        and calls the rebalance listener, whose exceptions are raised. Raises KafkaError for errors that are
-        not retriable, for a missing topic, and OFFSET_OUT_OF_RANGE without `auto.offset.reset`; the consumer remains
-        usable. Raises ValueError for `max_records` below 1.
+        and calls the rebalance listener, whose exceptions are raised. Raises KafkaError for non-retriable errors, for a
+        missing topic and, without `auto.offset.reset`, for OFFSET_OUT_OF_RANGE; the consumer remains usable. Raises
+        ValueError for `max_records` below 1.
         """
         if max_records is not None:
             arguments.check_integer("max_records", max_records)

@@ -49,8 +49,8 @@ CLOSE_SECONDS_MAX: Final = 1.0
 class Fetcher:
     """Fetches the assigned partitions of one consumer.
 
-    `completed` lists the partitions with buffered items, `arrived` is set when it may have changed. `failure` is the
-    error that ended the fetcher.
+    `completed` lists the partitions with buffered items, and `arrived` is set when that list may have changed.
+    `failure` is the error that ended the fetcher.
     """
 
     def __init__(self, config: ConsumerConfig, cluster: Cluster) -> None:
@@ -113,7 +113,7 @@ class Fetcher:
     # -- called by the consumer
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Replace the assignment. Partitions that remain assigned keep position and buffer; the others lose both."""
+        """Replace the assignment. Partitions that remain assigned keep their position and buffer; others lose both."""
         old = self.states
         self.states = {
             each: old.get(each) or PartitionState(*each, self._shared, self._selection.reader()) for each in partitions
@@ -146,7 +146,7 @@ class Fetcher:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of fetched batches of all partitions that are not consumed yet."""
+        """Total size in bytes of the batches that were fetched but not consumed yet."""
         return self._shared.buffered_bytes
 
     def on_metadata(self) -> None:
@@ -311,7 +311,7 @@ class Fetcher:
     # -- timers
 
     def _schedule_recheck(self, state: PartitionState, when_s: float) -> None:
-        """Let the reader check its replica again at that time, even if the session returns no data."""
+        """Make the reader check its replica again at that time, even if the session returns no data."""
         state.recheck_at_s = when_s
         self._recheck_count += 1
         heapq.heappush(self._rechecks, (when_s, self._recheck_count, state))
@@ -354,7 +354,7 @@ class Fetcher:
                 broker.send(now)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a background task and return it. An exception of it becomes `failure` (UNKNOWN_SERVER_ERROR)."""
+        """Start a background task and return it. If it raises, `failure` is set to UNKNOWN_SERVER_ERROR."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
@@ -402,8 +402,8 @@ class Fetcher:
     def on_broker_failed(self, broker: BrokerFetches, error: KafkaError) -> None:
         """Handle a failed full fetch of a broker.
 
-        Partitions that use the broker as a follower return to their leader. For the others, `poll` raises errors that
-        are not retriable and CORRUPT_MESSAGE; the fetch is repeated after other errors.
+        Partitions that use the broker as a follower return to their leader. For the others, `poll` raises non-retriable
+        errors and CORRUPT_MESSAGE; after any other error the fetch is repeated.
         """
         states = [state for state in self.states.values() if state.broker is broker]
         if error.code.refreshes_metadata:

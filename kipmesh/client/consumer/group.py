@@ -50,7 +50,7 @@ _LOST = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION})
 
 
 class ConsumerGroupMetadata(NamedTuple):
-    """Identity of a consumer in its group. Generation -1 means that it is not a member."""
+    """Identity of a consumer in its group. Generation -1 means that the consumer is not a member."""
 
     group_id: str
     generation_id: int
@@ -66,13 +66,14 @@ class RebalanceListener:
     def on_partitions_assigned(self, partitions: list[TopicPartition]) -> Any:
         """Handle newly assigned partitions, possibly none, after a rebalance.
 
-        They start at the committed offsets, or by `auto.offset.reset` without one; `seek` may change that.
+        Each starts at its committed offset or, without one, according to `auto.offset.reset`, unless this method calls
+        `seek`.
         """
 
     def on_partitions_revoked(self, partitions: list[TopicPartition]) -> Any:
         """Handle partitions that are about to be revoked. Their offsets can still be committed.
 
-        With `enable.auto.commit` they are committed before this call.
+        With `enable.auto.commit`, the offsets are committed before this call.
         """
 
     def on_partitions_lost(self, partitions: list[TopicPartition]) -> Any:
@@ -309,7 +310,7 @@ class Membership:
         return ErrorCode.NONE, _Joined(response.generation_id, mine, committed)
 
     async def _assign(self, response: m.JoinGroupResponse) -> list[m.SyncGroupRequestAssignment]:
-        """Return the assignments of all members, which this member decides as the leader of the group."""
+        """Compute and return the assignments of all members. Only the leader of the group does this."""
         members = [
             GroupMember(one.member_id, one.group_instance_id, decode_subscription(one.metadata))
             for one in response.members

@@ -24,8 +24,8 @@ LeaderRequest = ListOffsetsAtLeader | EndOfEpochAtLeader
 class LeaderRequests:
     """Sends the leader requests of one consumer.
 
-    A round is one request to each leader concerned, of one kind. `apply` receives a partition, the effects of its
-    response, and its error or None. `on_round_done` is called after each round.
+    A round sends one request of the same kind to each leader concerned. `apply` receives a partition, the effects of
+    its response, and its error or None. `on_round_done` is called after each round.
     """
 
     cluster: Cluster
@@ -40,7 +40,7 @@ class LeaderRequests:
         self._wanted.setdefault(type(request), []).append((state, request))
 
     def start(self, now_ms: int, spawn: Callable[[Coroutine[Any, Any, None]], object]) -> None:
-        """Start a round for each kind of the added requests: ListOffsets, OffsetsForLeaderEpoch. `spawn` runs it."""
+        """Start a round for each kind of added request (ListOffsets, OffsetsForLeaderEpoch). `spawn` runs each."""
         wanted, self._wanted = self._wanted, {}
         for kind, requests in wanted.items():
             if kind in self._running:

@@ -30,7 +30,7 @@ FAILURES_LOGGED: Final = 5
 
 
 def rack_in_metadata(config: ConsumerConfig) -> str:
-    """Return the rack for Metadata requests, or an empty string unless `replica.selection.mode=metadata` (392-15)."""
+    """Return the rack for Metadata requests; empty unless `replica.selection.mode=metadata` (392-15)."""
     return config.client_rack if config.replica_selection_mode == "metadata" else ""
 
 
@@ -40,7 +40,7 @@ def reset_policy(config: ConsumerConfig) -> int | None:
 
 
 def ineffective_settings(config: ConsumerConfig) -> list[str]:
-    """Return one message for each replica selection setting that has no effect together with the others."""
+    """Return one message for each replica selection setting that has no effect in combination with the others."""
     mode, messages = config.replica_selection_mode, []
     if mode != "consumer":
         messages += [
@@ -100,7 +100,7 @@ class ReplicaSelection:
 
     @property
     def changes_with_metadata(self) -> bool:
-        """Whether a metadata update may select another replica: not in mode fetch, and only with policy preferred."""
+        """Whether a metadata update may select another replica: with policy preferred, except in mode fetch."""
         return self.config.mode is not SelectionMode.FETCH and self.config.prefers_replicas
 
     def of(self, topic: str, known: PartitionMetadata | None) -> PartitionView:

@@ -69,7 +69,7 @@ class Batch:
         return len(self.payload) if self.payload is not None else int(self.builder.size())
 
     def finish(self) -> None:
-        """Wake the waiters and run the callbacks. The caller has set the outcome: offset or `error`."""
+        """Wake the waiters and run the callbacks. The caller must have set the outcome: the offset or `error`."""
         self.finished = True
         self.builder = self.append = self.payload = None
         if self.waiter is not None and not self.waiter.done():
@@ -88,7 +88,7 @@ class Batch:
 
 
 class Delivery:
-    """A future of one record's RecordMetadata or KafkaError, with less overhead than asyncio.Future.
+    """A future for one record's RecordMetadata or KafkaError, with less overhead than asyncio.Future.
 
     It supports await, asyncio.gather, asyncio.wait and done callbacks. `cancel` only cancels the future; the record is
     still sent.
@@ -285,9 +285,9 @@ def partition_of_key(key: bytes, partition_count: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class StickyPartitioner:
-    """Selects the partition of a topic's records without a key, as Kafka's default partitioner (KIP-794).
+    """Selects the partition for a topic's records without a key, like Kafka's default partitioner (KIP-794).
 
-    All records go to one random partition until about `bytes_max` bytes (`batch.size`) were sent to it. This fills
+    All records go to one random partition until about `bytes_max` bytes (`batch.size`) have been sent to it. This fills
     batches and still distributes bytes evenly.
     """
 

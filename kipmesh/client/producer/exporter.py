@@ -29,7 +29,7 @@ class HasMetrics(Protocol):
 
 
 class ProducerCollector(Collector):
-    """Exports the metrics of the added producers, with their names as label `client_id`."""
+    """Exports the metrics of the added producers, with their names in the label `client_id`."""
 
     def __init__(self) -> None:
         self._producers: dict[str, HasMetrics] = {}
@@ -47,7 +47,7 @@ class ProducerCollector(Collector):
         del self._producers[client_id]
 
     def describe(self) -> Iterator[Metric]:
-        """Yield the metric families without samples, which the registry reads at registration."""
+        """Yield the metric families without samples. The registry calls this method at registration."""
         return self._families({})
 
     def collect(self) -> Iterator[Metric]:

@@ -20,8 +20,8 @@ REFRESH_INTERVAL_S = 0.25
 class LeaderWatch:
     """Context manager around a request to a leader.
 
-    After `SILENCE_S` it checks the leaders. When `leader_id` leads none of the partitions any longer, it cancels the
-    block, and the `async with` statement raises TimeoutError.
+    After `SILENCE_S` it starts to check the leaders. Once `leader_id` no longer leads any of the partitions, it cancels
+    the block, and the `async with` statement raises TimeoutError.
     """
 
     def __init__(self, metadata: Metadata, leader_id: int, partitions: Sequence[tuple[str, int]]) -> None:

@@ -38,7 +38,7 @@ from kipmesh.transport.grpc.client import ConnectionPool
 
 
 class WouldBlockError(KafkaError):
-    """`send_nowait` would have to wait for metadata or buffer memory. A KafkaError(REQUEST_TIMED_OUT)."""
+    """`send_nowait` would have to wait for metadata or buffer memory. The error code is REQUEST_TIMED_OUT."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.REQUEST_TIMED_OUT, message)
@@ -105,7 +105,7 @@ class Producer(Client):
     async def close(self) -> None:
         """Deliver the buffered records, each within `delivery.timeout.ms`, and disconnect. Idempotent.
 
-        Does not raise errors of records; their futures have them.
+        Does not raise the errors of failed records; their futures do.
         """
         if self._closing:
             return
@@ -132,7 +132,7 @@ class Producer(Client):
         raise_failure(sender.failure)
 
     async def partitions_for(self, topic: str) -> TopicMetadata:
-        """Return a topic's metadata, requesting it if needed. `send_nowait` then accepts records of the topic.
+        """Return a topic's metadata, requesting it if needed. `send_nowait` then accepts records for the topic.
 
         Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION after several responses without the topic, another error of the
         topic, or REQUEST_TIMED_OUT or NETWORK_EXCEPTION after `max.block.ms`. Raises RuntimeError if the producer is
@@ -153,7 +153,7 @@ class Producer(Client):
         timestamp_ms: int | None = None,
         headers: Headers = (),
     ) -> Delivery:
-        """Append a record to a batch and return the future of its RecordMetadata or KafkaError.
+        """Append a record to a batch and return a future for its RecordMetadata or KafkaError.
 
         Waits up to `max.block.ms` for metadata and buffer memory. Raises KafkaError if the record is not accepted:
         MESSAGE_TOO_LARGE, INVALID_TOPIC_EXCEPTION, INVALID_TIMESTAMP, UNKNOWN_TOPIC_OR_PARTITION (for a missing topic
@@ -215,9 +215,9 @@ class Producer(Client):
     def metrics(self) -> dict[str, int | float]:
         """Return the metadata counters since the start (526-10), with the prefix `metadata_`.
 
-        `urgent_requests`, `non_urgent_requests` and `failed_requests`; requested `urgent_topics` and
-        `non_urgent_topics`; `urgent_bytes` and `non_urgent_bytes`, sent and received; `cached_topics`, the current
-        number; `evictions`; `blocked_s`, the seconds that `send` has waited for metadata.
+        They are `urgent_requests`, `non_urgent_requests`, `failed_requests`, `urgent_topics` and `non_urgent_topics`
+        (topics requested), `urgent_bytes` and `non_urgent_bytes` (sent and received), `cached_topics` (current number),
+        `evictions`, and `blocked_s` (seconds that `send` has waited for metadata).
         """
         counters, blocked_s = self._metadata.metrics()
         metrics: dict[str, int | float] = {f"metadata_{name}": value for name, value in asdict(counters).items()}
@@ -235,7 +235,7 @@ class Producer(Client):
         return self._sender
 
     def _refuse(self) -> None:
-        """Make `_append` return None, so that callers get the error of `_running`."""
+        """Make `_append` return None, so that its callers raise the error of `_running`."""
         self._accepting = False
 
     def _append(
@@ -250,7 +250,7 @@ class Producer(Client):
     ) -> Delivery | None:
         """Append without waiting; return None if metadata or memory is missing or the producer is not running.
 
-        `reserved_bytes` are used for a new batch or, unless None is returned, released.
+        Uses `reserved_bytes` for a new batch. If none is needed, releases them unless it returns None.
         """
         state = self._topics.get(topic)
         if state is None or not self._accepting:
@@ -334,7 +334,7 @@ class Producer(Client):
     async def _append_waiting(
         self, append: Callable[[int], Delivery | None], topic: str, partition: int | None, needed_bytes: int
     ) -> Delivery:
-        """Wait for metadata and buffer memory, then `append` with the reserved bytes (0: none reserved yet)."""
+        """Wait for metadata and buffer memory, then call `append` with the number of reserved bytes (0: none yet)."""
         sender = self._running()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.config.max_block_ms / 1000
@@ -398,7 +398,7 @@ class Producer(Client):
                 self._sender.fail(self._metadata.failure)
 
     def _forget(self, name: str, state: _Topic) -> None:
-        """Drop the queues of an evicted topic (526-01), unless they still have batches, whose records have failed."""
+        """Drop the queues of an evicted topic (526-01), unless they still have batches (of failed records)."""
         if not any(queue.batches or queue.in_flight for queue in state.queues):
             del self._known[name]
 

@@ -59,7 +59,7 @@ class ProducerMetadata(Metadata):
         self._entry(name)
 
     def release(self, name: str) -> None:
-        """End one `hold`. The topic may be evicted when no hold is left and no records are sent to it for a time."""
+        """End one `hold`. The topic may be evicted when no hold is left and no records are sent to it for a while."""
         self._tracker.release(name, _now_ms())
 
     def is_cached(self, name: str) -> bool:
@@ -72,7 +72,7 @@ class ProducerMetadata(Metadata):
         return tuple(changed)
 
     def request_refresh(self, topics: Iterable[str] = ()) -> None:
-        """Mark the metadata of these topics as stale, so that they are requested soon (526-04)."""
+        """Mark the metadata of these topics as stale, so that it is requested soon (526-04)."""
         now_ms = _now_ms()
         for name in topics:
             self._tracker.changed(name, now_ms)

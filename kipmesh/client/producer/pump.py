@@ -43,7 +43,7 @@ class PendingRecord:
     def result(self, timeout_s: float | None = None) -> RecordMetadata:
         """Return the record's position, waiting up to `timeout_s` (None: without limit).
 
-        Raises TimeoutError, the record's KafkaError, or the error that the asynchronous `send` raised; RuntimeError if
+        Raises TimeoutError, the record's KafkaError, the error that the asynchronous `send` raised, or RuntimeError if
         the producer was closed before.
         """
         if self.error is None and self._delivery is not None and self._delivery.done():
@@ -150,7 +150,7 @@ class Pump:
             raise
 
     def _defer(self, record: PendingRecord) -> bool:
-        """Defer the record if its topic has no metadata or deferred records. Returns whether it was deferred."""
+        """Defer the record if its topic lacks metadata or has deferred records. Returns whether it was deferred."""
         topic, partition = record.destination
         try:
             deferred = self._deferred.get(topic)
@@ -183,7 +183,7 @@ class Pump:
                 self._capacity.release()
 
     def _fail_expired(self, records: deque[PendingRecord], error: KafkaError) -> None:
-        """Fail the records that were sent more than `max.block.ms` ago, instead of waiting once more for each."""
+        """Fail the records that were sent more than `max.block.ms` ago, instead of waiting again for each of them."""
         while records and (time.monotonic() - records[0].begin_s) * 1000 >= self._client.config.max_block_ms:
             records.popleft().fail(error)
             self._capacity.release()

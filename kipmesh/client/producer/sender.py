@@ -103,12 +103,12 @@ class Sender:
             self.wake.set()
 
     def batch_full(self, queue: PartitionQueue) -> None:
-        """Schedule sending of a queue whose open batch became full."""
+        """Schedule a queue for sending because its open batch is full."""
         self._mark_ready(queue)
         self.wake.set()
 
     async def flush(self) -> None:
-        """Send all current batches and wait until each is delivered or has failed. Raises no errors of batches."""
+        """Send all current batches and wait until each is delivered or has failed. Does not raise their errors."""
         self._flushes += 1
         self.wake.set()
         try:
@@ -241,7 +241,7 @@ class Sender:
             self._timer = self._loop.call_at(min(due), self.wake.set)
 
     def _plan(self) -> list[tuple[int, list[Batch]]]:
-        """Take the ready batches that may be sent now. Return one (leader id, batches) per request."""
+        """Take the ready batches that may be sent now. Return a (leader id, batches) pair per request."""
         plan: list[tuple[int, list[Batch]]] = []
         started: dict[int, int] = {}
         without_leader: set[str] = set()
@@ -354,7 +354,7 @@ class Sender:
             self.wake.set()
 
     async def _make_request(self, batches: Sequence[Batch]) -> ProduceRequest:
-        """Build the request, without the batches that have expired meanwhile."""
+        """Build the request, without the batches that have expired in the meantime."""
         await self._seal([batch for batch in batches if batch.payload is None and not batch.finished])
         topics: dict[str, list[PartitionProduceData]] = {}
         for batch in batches:
@@ -389,7 +389,10 @@ class Sender:
     async def _call(
         self, leader_id: int, address: str, request: ProduceRequest, batches: Sequence[Batch]
     ) -> ProduceResponse:
-        """Return the response. Raises TransportError, also if the leader hangs and no longer leads any partition."""
+        """Send the request and return the response.
+
+        Raises TransportError if the request fails, or if the node hangs and no longer leads any of the partitions.
+        """
         partitions = [(batch.queue.topic, batch.queue.partition) for batch in batches]
         try:
             async with LeaderWatch(self._metadata, leader_id, partitions):
@@ -451,11 +454,11 @@ class Sender:
         self._mark_if_ready(queue)
 
     def _leader_is_new(self, queue: PartitionQueue) -> bool:
-        """Whether the leader changed since the last failed attempt: retry without backoff (KIP-951)."""
+        """Whether the leader changed after the last failed attempt, so that no backoff is needed (KIP-951)."""
         return self._leader_epoch(queue) > queue.failed_epoch >= 0
 
     def _retry_or_fail(self, queue: PartitionQueue, batch: Batch, error: KafkaError) -> None:
-        """Split a batch that the broker rejected as too large, queue it for a retry, or complete it, by `error`."""
+        """Split a batch (if it is too large), queue it for a retry or complete it, depending on `error`."""
         batch.attempts += 1
         verdict = Verdict.RETRY if error.retriable else Verdict.FAILED
         if queue.sequences is not None and batch.numbers is not None:
@@ -485,7 +488,7 @@ class Sender:
                 queue.sequences.abandoned(batch.numbers, is_certain=verdict is Verdict.FAILED)
 
     def _drop(self, queue: PartitionQueue, dropped: Sequence[BatchSequence]) -> None:
-        """Fail batches that may already be written, because sending them again could duplicate records."""
+        """Fail batches that may already have been written, because sending them again could duplicate records."""
         for batch in [batch for batch in queue.batches if dropped and batch.numbers in dropped]:
             text = "not retried because an earlier batch expired; the record may or may not be written"
             self._complete(batch, KafkaError(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, text))
@@ -511,7 +514,7 @@ class Sender:
         batch.finish()
 
     def _split(self, queue: PartitionQueue, batch: Batch) -> None:
-        """Queue the records of a batch, which the broker rejected as too large, as two batches of half the records."""
+        """Split a batch that the broker rejected as too large into two halves, and queue both."""
         payload = batch.payload or b""
         records = read_batch(payload, 0, parse_header(payload))
         middle = len(records) // 2

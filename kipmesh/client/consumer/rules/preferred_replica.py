@@ -21,7 +21,7 @@ _NO_VIEW: Final = PartitionView()
 
 
 class _Exclusion(NamedTuple):
-    """Exclusion of a replica until `until_ms`, after this number of consecutive failures."""
+    """Exclusion of a replica until `until_ms`, after `failures` consecutive failures."""
 
     until_ms: int
     failures: int
@@ -68,7 +68,7 @@ class PreferredReplica:
         return node_id in self.view.isr
 
     def update(self, view: PartitionView) -> int:
-        """Apply new metadata. Return the leased replica if it is offline now (392-14: fenced), otherwise -1."""
+        """Apply new metadata. Return the leased replica if it is now offline (392-14: fenced), otherwise -1."""
         self.view = view
         for removed in self._exclusions.keys() - set(view.replicas):
             del self._exclusions[removed]
@@ -76,7 +76,7 @@ class PreferredReplica:
         return preferred if preferred != NO_NODE and not self._is_online(preferred) else NO_NODE
 
     def redirect(self, node_id: int, now_ms: int) -> bool:
-        """Lease the replica that the leader selected for `metadata.max.age.ms` and return True.
+        """Lease the replica that the leader selected, for `metadata.max.age.ms`, and return True.
 
         Returns False if the replica is excluded or offline. Fetches to the leader then omit the rack until the
         exclusion ends, or for `retry.backoff.max.ms`. Metadata may be stale, so the caller should refresh it.
@@ -92,7 +92,7 @@ class PreferredReplica:
         return False
 
     def exclude(self, node_id: int, now_ms: int) -> None:
-        """Exclude a failed replica and end its lease, so that the leader is fetched from.
+        """Exclude a failed replica and end its lease, so that the leader is used.
 
         The exclusion lasts `retry.backoff.max.ms`, doubled after each further failure up to `metadata.max.age.ms`.
         """

@@ -82,7 +82,7 @@ class EpochHistory:
         self._base = offset if epoch >= 0 else -1
 
     def read(self, first_offset: int, epoch: int) -> None:
-        """Record that the fetched records from `first_offset` on have this epoch, which is at least the last one."""
+        """Record that the fetched records from `first_offset` on have this epoch, which must not be below the last."""
         if epoch > self.last_epoch:
             self._entries.append((epoch, first_offset))
             del self._entries[:-ENTRIES_MAX]
@@ -116,8 +116,8 @@ def compare_epoch_end(
 ) -> EpochEnd | Divergence | None:
     """Compare a consumed epoch's end with the leader's OffsetsForLeaderEpoch response for that epoch.
 
-    `leader` is the leader's largest epoch that is not above `own.epoch`, (-1, -1) if there is none. Returns None if the
-    leader has all records up to the fetch offset, a Divergence where the logs differ, or an EpochEnd: the earlier
+    `leader` is the leader's largest epoch that is not above `own.epoch`, or (-1, -1) if there is none. Returns None if
+    the leader has all records up to the fetch offset, a Divergence where the logs differ, or an EpochEnd: the earlier
     consumed epoch to compare next.
     """
     if leader.epoch < 0 or leader.end_offset < 0:
@@ -232,7 +232,7 @@ class PartitionReader:
 
     @property
     def _confirmation_timestamp(self) -> int:
-        """CONFIRMING: the end of the leader's log, latest or earliest, that the fetch offset is compared with."""
+        """Return the end of the leader's log, latest or earliest, to compare the fetch offset with when CONFIRMING."""
         bounds = self._bounds
         is_large = bounds is not None and 0 <= bounds.log_start_offset <= (self.fetch_offset or 0)
         return t.TIMESTAMP_LATEST if is_large else t.TIMESTAMP_EARLIEST
@@ -262,7 +262,7 @@ class PartitionReader:
         return self.config.fetch_max_wait_ms + self.config.follower_timeout_ms
 
     def tick(self, now_ms: int) -> t.Effects:
-        """Return to the leader if the fetch from a follower is pending for longer than its timeout (392-14).
+        """Return to the leader if a fetch from a follower has been pending for longer than its timeout (392-14).
 
         The timeout is `fetch_max_wait_ms` plus `follower_timeout_ms`. Otherwise there are no effects.
         """
@@ -346,7 +346,7 @@ class PartitionReader:
     def unresolved_problem(self) -> t.RaiseError | t.TruncationFound | None:
         """Return the problem that every poll raises until the application calls seek or reset; None if there is none.
 
-        There is one in state HALTED. Without a position and with `auto.offset.reset` none, this method enters HALTED.
+        There is one in state HALTED, which this method enters if there is no position and `auto.offset.reset` is none.
         """
         if self.state is State.RESETTING and self._reset_to is None:
             self._problem = t.RaiseError(ErrorCode.OFFSET_OUT_OF_RANGE)
@@ -356,7 +356,7 @@ class PartitionReader:
     # --- events: responses --------------------------------------------------------------------------------------------
 
     def fetched(self, request_id: int, data: PartitionData, spans: Sequence[t.EpochSpan], now_ms: int) -> t.Effects:
-        """Handle the partition's data in a fetch response. Only with a TakeRecords effect are its records buffered.
+        """Handle the partition's data in a fetch response. Its records are buffered only with a TakeRecords effect.
 
         `spans` describe the whole batches in `data`, one span per run of batches with the same leader epoch.
         """
@@ -419,7 +419,7 @@ class PartitionReader:
         """Refetch from the position because a batch that `node_id` sent cannot be decoded.
 
         If `node_id` is a follower, the partition returns to the leader. Otherwise the reader backs off, and a
-        RaiseError effect reports CORRUPT_MESSAGE. No effects without a position or in state HALTED.
+        RaiseError effect reports CORRUPT_MESSAGE. Has no effects without a position or in state HALTED.
         """
         if self.position is None or self.state in (State.RESETTING, State.HALTED):
             return t.NOTHING
@@ -505,7 +505,7 @@ class PartitionReader:
     def _verify_position(self, request: t.FetchFrom, cause: t.LeaveCause, now_ms: int) -> t.Effects:
         """Start to verify the position with the leader, because a replica's log does not match it (392-08).
 
-        If the replica is a follower, the partition leaves it for `cause`.
+        If the replica is a follower, the partition returns to the leader because of `cause`.
         """
         self._epoch_end = EpochEnd(self._history.last_epoch, self.fetch_offset or 0)
         self._transition(Cause.INCONSISTENT if self._epoch_end.epoch >= 0 else Cause.NOT_ON_FOLLOWER)

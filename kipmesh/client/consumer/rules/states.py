@@ -91,7 +91,7 @@ _TARGETS = {(row.source, row.cause): row.target for row in TRANSITIONS}
 
 
 class IllegalTransitionError(Exception):
-    """`next_state` got a cause that is not allowed in the state. Indicates a bug in the reader."""
+    """The cause passed to `next_state` is not allowed in the state. Indicates a bug in the reader."""
 
 
 def next_state(source: State, cause: Cause) -> State:
@@ -170,8 +170,8 @@ def reaction_to(code: ErrorCode, *, from_leader: bool) -> Reaction:
 
     The code NETWORK_EXCEPTION means a transport failure.
 
-    NOT_LEADER_OR_FOLLOWER from a follower returns to the leader immediately: a broker without support for follower
-    fetching returns it (392-17).
+    After NOT_LEADER_OR_FOLLOWER from a follower, the reader returns to the leader immediately, because brokers that do
+    not support follower fetching send this error (392-17).
     """
     if from_leader:
         row = _LEADER.get(code)

@@ -69,7 +69,7 @@ class EpochSpan(NamedTuple):
 
 
 class FetchFrom(NamedTuple):
-    """Fetch the records from `fetch_offset` on from a node."""
+    """Fetch records from a node, starting at `fetch_offset`."""
 
     node_id: int
     is_leader: bool
@@ -85,7 +85,7 @@ class FetchFrom(NamedTuple):
 class ListOffsetsAtLeader(NamedTuple):
     """Request the offset of a timestamp (ms or TIMESTAMP_...) from the leader with ListOffsets.
 
-    Used for a reset, and to confirm OFFSET_OUT_OF_RANGE of a follower (392-08).
+    Used for a reset, and to confirm an OFFSET_OUT_OF_RANGE error from a follower (392-08).
     """
 
     node_id: int
@@ -173,7 +173,7 @@ class TruncationFound(NamedTuple):
 
 
 class RaiseError(NamedTuple):
-    """Raise an error in the application after the buffered records. Offsets are set for OFFSET_OUT_OF_RANGE only."""
+    """Raise an error in the application, after the buffered records. Offsets are set for OFFSET_OUT_OF_RANGE only."""
 
     code: ErrorCode
     offset: int = -1
