@@ -45,7 +45,7 @@ _CLOSING_THREADS = 8
 
 
 class LogManager:
-    """Loads, creates, deletes, checkpoints and closes the logs of a node, see the module."""
+    """Loads, creates, deletes, checkpoints and closes the logs of a node. See the module docstring."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class LogManager:
     ) -> None:
         """`on_progress(loaded, total)` is called by `load` after each log.
 
-        `on_log_failed(log, error)` is called once per log, on a permanent failure, on the thread that met it (owner,
-        flush, checkpoint or `close`). `on_directory_failed(path, error)` is called as well, also if a file of the
-        directory itself cannot be written. Both must be fast and must not raise.
+        `on_log_failed(log, error)` is called once per log, on a permanent failure, on the thread that encountered it
+        (owner, flush, checkpoint or `close`). `on_directory_failed(path, error)` is then called for its directory, and
+        also if a file of the directory itself cannot be written. Both must be fast and must not raise.
 
         `metadata_dir`: where the metadata log is created, by default the first of `log_dirs`. A directory not in
         `log_dirs` gets no other log. Raises InvalidConfigError for missing, repeated or nested directories.
@@ -123,9 +123,9 @@ class LogManager:
     def load(self, now_ms: int) -> None:
         """Lock the data directories and load every log. `now_ms` is wall-clock time.
 
-        Directories that cannot be read go offline, except that of the metadata log. Other errors release all
-        directories: StorageError if the disk of the metadata log fails, another process uses a directory or a log is in
-        two directories; CorruptRecordError for an invalid `meta.properties` or an unreadable segment;
+        Directories that cannot be read go offline, except that of the metadata log. Any other error is raised after all
+        directories are released: StorageError if the disk of the metadata log fails, another process uses a directory
+        or a log is in two directories; CorruptRecordError for an invalid `meta.properties` or an unreadable segment;
         KafkaError(INCONSISTENT_CLUSTER_ID) or InvalidConfigError if a directory belongs to another cluster or node.
         """
         try:
@@ -455,7 +455,7 @@ class LogManager:
         """Context manager that encloses a truncation of `log` that keeps all records below `offset`.
 
         First checkpoints a recovery point of at most `offset`, if the one on disk may be higher: after a crash,
-        `metadata_check` would take a shorter log for damage. Raises StorageError.
+        `metadata_check` would mistake a shorter log for a damaged one. Raises StorageError.
         """
         durability = log.durability
         with durability.capped(offset):

@@ -116,7 +116,8 @@ class SegmentList:
         """Return the number of oldest segments that retention may remove. Includes the active one only if all expire.
 
         A segment below the high watermark expires if its largest timestamp is older than `retention.ms`, or if the
-        later segments still have `retention.bytes`. Below the log start offset it expires under any `cleanup.policy`.
+        later segments alone have at least `retention.bytes`. Below the log start offset it expires under any
+        `cleanup.policy`.
         """
         segments = self.items
         excess = self.size_bytes - config.retention_bytes if config.is_deleted and config.retention_bytes >= 0 else -1
@@ -149,7 +150,8 @@ class SegmentList:
     def truncate(self, offset: int) -> int:
         """Remove every batch that contains `offset` or a later one. Return the new end offset.
 
-        That is the start of the batch that contained `offset`, else `offset`. Raises OSError, CorruptRecordError.
+        The new end is the base offset of the batch that contained `offset`, or `offset` if no batch contained it.
+        Raises OSError, CorruptRecordError.
         """
         keep = bisect_right(self._bases, offset)
         for segment in reversed(self.items[keep:]):
@@ -165,7 +167,7 @@ class SegmentList:
         return header.base_offset
 
     def reset(self, offset: int) -> None:
-        """Replace all segments by an empty one at `offset`. Raises OSError."""
+        """Replace all segments with an empty one at `offset`. Raises OSError."""
         created_ms = self.active.created_ms
         for segment in reversed(self.items):
             segment.remove()
@@ -186,7 +188,7 @@ class SegmentList:
         return self._bases[0]
 
     def replace(self, old: Sequence[Segment], new: Segment, due_ms: int) -> None:
-        """Replace adjacent segments `old` by `new`, and rename the files of `old` for removal at `due_ms`.
+        """Replace adjacent segments `old` with `new`, and rename the files of `old` for removal at `due_ms`.
 
         Raises OSError.
         """
@@ -287,9 +289,9 @@ def largest(segments: Sequence[Segment], start_offset: int, max_offset: int) -> 
 
 
 def _largest_within(segment: Segment, start_offset: int, max_offset: int) -> tuple[int, int]:
-    """Return (largest timestamp, last offset of its batch) of the batches that overlap [start_offset, max_offset).
+    """Return (largest timestamp, last offset) of the batch with the largest timestamp.
 
-    The timestamp is -1 if there is none.
+    Only batches that overlap [start_offset, max_offset) count. The timestamp is -1 if no such batch has one.
     """
     timestamp, offset = NO_TIMESTAMP, segment.base_offset
     first = max(0, start_offset - segment.base_offset)  # relative offset at which the scan starts
@@ -308,7 +310,7 @@ def _largest_within(segment: Segment, start_offset: int, max_offset: int) -> tup
 
 
 def _records(segment: Segment, position: int, header: BatchHeader) -> Iterator[tuple[int, int]]:
-    """Yield (offset, timestamp) of each record, or of the batch as one record if it cannot be decoded."""
+    """Yield (offset, timestamp) of each record. A batch that cannot be decoded counts as one record."""
     data = segment.read_at(header.size_bytes, position)
     try:
         for record in DefaultRecordBatch(_uncompressed(data, header)):

@@ -14,7 +14,7 @@ _COMPRESSION_MAX = 4
 
 
 class AppendInfo(NamedTuple):
-    """Result of an append: first and last offset, timestamps (ms) and size. A duplicate has `size_bytes` 0."""
+    """Result of an append: first and last offset, timestamps (ms) and size. `size_bytes` is 0 for a duplicate."""
 
     first_offset: int
     last_offset: int
@@ -27,10 +27,10 @@ class AppendInfo(NamedTuple):
 def validate_produced(batch: bytes, config: TopicConfig, now_ms: int, *, is_internal: bool = False) -> BatchHeader:
     """Check a produced batch and return its header. `now_ms` is wall-clock time.
 
-    `is_internal`: the batch is from this node, so that control records and any base offset and size are valid.
+    `is_internal`: the batch is from this node, so control records, any base offset and any size are allowed.
 
     Raises KafkaError: CORRUPT_MESSAGE (incomplete, invalid header or wrong CRC); INVALID_RECORD (several batches, wrong
-    record count, control records, a base offset other than 0, or records without key for a compacted topic);
+    record count, control records, a base offset other than 0, or records without a key for a compacted topic);
     MESSAGE_TOO_LARGE (above `max.message.bytes`); RECORD_LIST_TOO_LARGE (above `segment.bytes`); INVALID_TIMESTAMP (too
     far from `now_ms`, or of type LogAppendTime); UNSUPPORTED_COMPRESSION_TYPE.
     """
@@ -91,7 +91,7 @@ def _validate_from_client(header: BatchHeader, config: TopicConfig, now_ms: int)
 def continuing(records: bytes, log_end: int) -> bytes:
     """Return the leader's batches from `log_end`, shortening a leading batch without records that starts before it.
 
-    On the leader, compaction replaced several batches by such a batch, whose first part the follower already has. Any
+    On the leader, compaction replaced several batches with such a batch, whose first part the follower already has. Any
     other input is returned unchanged. Raises CorruptRecordError if the first header, or the CRC of such a batch, is
     wrong.
     """
@@ -110,8 +110,8 @@ def continuing(records: bytes, log_end: int) -> bytes:
 def validate_replicated(records: Buffer, batches: Iterable[tuple[int, BatchHeader]], log_end: int, epoch: int) -> None:
     """Raise CorruptRecordError unless the batches are valid and continue a log that ends at `log_end`.
 
-    `batches`: position and header of each batch in `records`. `epoch`: the log's latest leader epoch, which the batches
-    must not undercut.
+    `batches`: position and header of each batch in `records`. `epoch`: the log's latest leader epoch; no batch may have
+    a lower one.
     """
     for position, header in batches:
         check_crc(records, position, header)

@@ -26,10 +26,10 @@ from kipmesh.storage.log.segment import LOG_SUFFIX, checked_batches, offset_of
 def find_damage(
     fs: FileSystem, directory: str, *, clean: bool, recovery_point: int, log_start_offset: int
 ) -> str | None:
-    """Return a description of damage to the metadata log, or None if all that was durable is there. Raises OSError.
+    """Return a description of damage to the metadata log, or None if all durable data is intact. Raises OSError.
 
-    Reads the log once and writes nothing. The description names file and offset. `clean`: the log was closed cleanly.
-    The offsets are the checkpointed ones.
+    Reads the log once and writes nothing. The description names the file and the offset. `clean`: the log was closed
+    cleanly. `recovery_point` and `log_start_offset` are the checkpointed offsets.
     """
     if log_start_offset >= recovery_point and not clean:
         return None
@@ -71,7 +71,7 @@ def find_damage(
 
 
 class _Epochs:
-    """Checks leader epochs of batches with the epoch checkpoint, because no CRC covers them."""
+    """Checks leader epochs of batches against the epoch checkpoint, because no CRC covers them."""
 
     def __init__(self, fs: FileSystem, directory: str) -> None:
         try:

@@ -63,7 +63,7 @@ def _refusal(problem: str) -> KafkaError:
 
 
 class QuorumReplica:
-    """Log, election state and snapshots of one replica of the metadata quorum, see the module."""
+    """Log, election state and snapshots of one replica of the metadata quorum. See the module docstring."""
 
     def __init__(self, manager: LogManager, log: Log, *, cluster_id: str, voters: tuple[int, ...]) -> None:
         """`log`: the metadata log of `manager`. Call `recover` next; `open` does both."""
@@ -195,9 +195,9 @@ class QuorumReplica:
     def change_log(self, effect: LogChange, now_ms: int) -> effects.LogChanged | effects.AppendRejected:
         """Append to or truncate the log. Return LogChanged, or AppendRejected with the error in `last_rejection`.
 
-        An append is rejected if the disk is full, or a batch is corrupt or too large; a truncation if a full disk
-        prevents its checkpoint. If some batches of a follower's append were stored before that, the result is
-        LogChanged. Raises StorageError if the log failed permanently.
+        An append is rejected if the disk is full, or a batch is corrupt or too large; a truncation is rejected if a
+        full disk prevents its checkpoint. If some batches of a follower's append were stored before the error, the
+        result is LogChanged. Raises StorageError if the log failed permanently.
         """
         log = self.log
         end_before = log.log_end_offset
@@ -232,7 +232,7 @@ class QuorumReplica:
     def read(self, read: effects.Read) -> bytes:
         """Return the records for a Fetch response, b"" if there are none.
 
-        Raises KafkaError as `Log.read`, for example OFFSET_OUT_OF_RANGE, or StorageError if the disk fails.
+        Raises the KafkaErrors of `Log.read`, for example OFFSET_OUT_OF_RANGE; StorageError if the disk fails.
         """
         return self.log.read(read.offset, read.max_bytes, read.max_offset, True)
 
@@ -257,10 +257,11 @@ class QuorumReplica:
         return self.store.receive(snapshot_id)
 
     def install(self, snapshot_id: SnapshotId) -> effects.SnapshotChanged:
-        """Replace the log by a completely received snapshot (630-12). Return the latest and earliest snapshot for raft.
+        """Replace the log with a completely received snapshot (630-12).
 
-        Blocks briefly. Runs on the machine's task; nothing else may change the log. `recover` completes it after a
-        crash. Raises StorageError if the snapshot does not exist or the disk fails.
+        Returns the latest and earliest snapshot for raft. Blocks briefly. Runs on the machine's task; nothing else may
+        change the log. After a crash, `recover` completes the installation. Raises StorageError if the snapshot does
+        not exist or the disk fails.
         """
         if self.store.size(snapshot_id) is None:
             raise StorageError(f"snapshot {snapshot_id} does not exist in {self.log.dir}")
@@ -301,10 +302,11 @@ class QuorumReplica:
         now_ms: int,
         limits: retention.RetentionLimits,
     ) -> int:
-        """Return the offset to which the log start may be raised; the current log start if it must stay.
+        """Return the offset to which the log start may be raised, or the current log start if it must not change.
 
         `leader_log_start`: the log start received from the leader, None if this replica is the leader. `replicas`: the
-        other replicas, for a leader. `now_ms` and the times in `replicas` are wall-clock times. Raises StorageError.
+        other replicas if this replica is the leader. `now_ms` and the times in `replicas` are wall-clock times. Raises
+        StorageError.
         """
         log = self.log
         self._retire(now_ms)
@@ -345,7 +347,7 @@ class QuorumReplica:
     def raise_log_start(self, offset: int) -> None:
         """Raise the log start to `offset`; a lower one has no effect. `clean` makes it durable.
 
-        Raises ValueError if no snapshot reaches `offset`, and KafkaError as `Log.increment_log_start_offset`.
+        Raises ValueError if no snapshot reaches `offset`, and the KafkaErrors of `Log.increment_log_start_offset`.
         """
         latest = self.latest_snapshot
         if offset > self.log.log_start_offset and (latest is None or latest.end_offset < offset):
@@ -356,7 +358,8 @@ class QuorumReplica:
         """Make the log start durable, then delete snapshots below it. Blocks.
 
         Segments below it are retired with the next log change. Returns SnapshotChanged if the latest or earliest
-        snapshot changed, else None. Raises StorageError; on a full disk nothing was removed and `clean` may be retried.
+        snapshot changed, else None. Raises StorageError; if the disk is full, nothing was removed and `clean` may be
+        retried.
         """
         before = (self.latest_snapshot, self.earliest_snapshot)
         start = self.log.log_start_offset
@@ -380,13 +383,13 @@ class QuorumReplica:
             self.store.delete(retention.obsolete(log_start, self.store.snapshot_ids()))
 
     def _own(self) -> list[SnapshotId]:
-        """Return the ids of the snapshots that end within the log, without those being received, oldest first."""
+        """Return the ids of the snapshots that end within the log, except those being received, oldest first."""
         start, end = self.log.log_start_offset, self.log.log_end_offset
         snapshot_ids = self.store.snapshot_ids()
         return [each for each in snapshot_ids if start <= each.end_offset <= end and each not in self._received]
 
     def _observe_snapshots(self) -> None:
-        """Update the latest and earliest snapshot; never decreases them, because a concurrent call may be newer."""
+        """Update the latest and earliest snapshot, unless a concurrent call has already set newer ones."""
         own = self._own()
         if own:
             with self._snapshots_lock:  # `install` on the machine's task may run beside `clean` on a thread

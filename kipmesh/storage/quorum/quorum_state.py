@@ -46,8 +46,8 @@ def encode(election: ElectionState, cluster_id: str, voters: tuple[int, ...]) ->
 def decode(data: bytes, cluster_id: str, voters: tuple[int, ...], path: str = QUORUM_STATE) -> ElectionState:
     """Return the election state in the content of `quorum-state`. `path` is for messages.
 
-    `data_version` 1 has no cluster id and voters, and fits any. Raises KafkaError: KAFKA_STORAGE_ERROR (unreadable),
-    INCONSISTENT_CLUSTER_ID or INCONSISTENT_VOTER_SET.
+    `data_version` 1 has no cluster id and no voters, so these are not checked. Raises KafkaError: KAFKA_STORAGE_ERROR
+    (unreadable), INCONSISTENT_CLUSTER_ID or INCONSISTENT_VOTER_SET.
     """
     try:
         fields: Any = json.loads(data.decode())
@@ -82,8 +82,8 @@ def _ids(voters: Iterable[int]) -> str:
 def read(fs: FileSystem, directory: str, cluster_id: str, voters: tuple[int, ...]) -> ElectionState | None:
     """Return the election state in `quorum-state`, or None if there is no file.
 
-    Syncs the file first, because a process killed during `write` may have left it unsynced. Raises OSError, and
-    KafkaError as `decode`; KAFKA_STORAGE_ERROR also if the file is too large.
+    Syncs the file first, because a process killed during `write` may have left it unsynced. Raises OSError, and the
+    errors of `decode`, with KAFKA_STORAGE_ERROR also for a file that is too large.
     """
     path = f"{directory}/{QUORUM_STATE}"
     try:

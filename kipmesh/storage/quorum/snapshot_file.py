@@ -43,7 +43,7 @@ _BUILDER_BYTES = (1 << 31) - 1  # no limit in the builder
 
 
 class ReadableFile(Protocol):
-    """The part of `File` that reading needs."""
+    """The methods of `File` that are needed for reading."""
 
     def read_at(self, size: int, position: int) -> bytes:
         """Return `size` bytes, fewer only at the end of the file."""
@@ -139,7 +139,7 @@ class SnapshotReader:
 
     @property
     def summary(self) -> SnapshotSummary:
-        """The summary. Raises RuntimeError until the file was read to its end."""
+        """The summary. Raises RuntimeError until the file has been read to its end."""
         if self.header is None or not self._is_ended:
             raise RuntimeError(f"snapshot {self._name} was not read to its end")
         return SnapshotSummary(self.header, self.records, self.size_bytes)

@@ -67,7 +67,7 @@ class _PartFile:
         self.size_bytes += len(data)
 
     def _publish(self) -> None:
-        """Rename the file to its final name, durably. On failure, raises StorageError and there is no snapshot."""
+        """Rename the file to its final name, durably. On failure, raises StorageError and leaves no snapshot."""
         final = f"{self._directory}/{file_name(self.snapshot_id)}"
         is_renamed = False
         try:
@@ -191,7 +191,7 @@ class SnapshotStore:
     def _complete(self) -> dict[SnapshotId, list[str]]:
         """Return a dict of snapshot id to file names.
 
-        If there are two, the one with Kafka's 10 digits of epoch is first.
+        If a snapshot has two files, the one whose epoch has 10 digits, as in Kafka, is first.
         """
         complete: dict[SnapshotId, list[str]] = {}
         for name, (found, kind) in self._names().items():
@@ -227,7 +227,7 @@ class SnapshotStore:
         )
 
     def receive(self, snapshot_id: SnapshotId) -> ReceivedSnapshot:
-        """Return a file that receives a snapshot. It resumes an interrupted transfer of this process.
+        """Return a file that receives a snapshot. An interrupted transfer of this process is resumed.
 
         Raises StorageError.
         """
@@ -274,16 +274,16 @@ class SnapshotStore:
     def read(self, snapshot_id: SnapshotId, position: int, size: int) -> bytes | None:
         """Return up to `size` bytes of the file at `position`, fewer at its end.
 
-        Returns None if the snapshot does not exist (any longer). Raises StorageError.
+        Returns None if the snapshot does not exist or has been deleted. Raises StorageError.
         """
         with self._storage_errors(), contextlib.suppress(FileNotFoundError):
             return self._open(snapshot_id).read_at(size, position)
         return None
 
     def delete(self, snapshot_ids: Iterable[SnapshotId]) -> None:
-        """Delete these snapshots, if they exist. Readers may continue. Raises StorageError.
+        """Delete these snapshots, if they exist. Open readers remain usable. Raises StorageError.
 
-        Other threads may delete the same ones.
+        Other threads may delete the same snapshots.
         """
         complete = self._complete()
         with self._storage_errors():
