@@ -39,9 +39,12 @@ def produced_batch(
 ) -> bytes:
     """Encode a record batch (magic 2, base offset 0) with one record per value, using aiokafka's encoder.
 
-    Args: timestamp_ms: timestamp of the first record, the others follow 1 ms apart; compression: codec number of the
-    batch attributes (0: none, 1: gzip, 2: snappy, 3: lz4, 4: zstd); key, headers: of every record; producer: id, epoch
-    and base sequence, -1 if it is not idempotent.
+    Args:
+        timestamp_ms: timestamp of the first record; the others follow 1 ms apart.
+        compression: codec number of the batch attributes (0: none, 1: gzip, 2: snappy, 3: lz4, 4: zstd).
+        key: key of every record.
+        headers: headers of every record.
+        producer: id, epoch and base sequence, each -1 if the producer is not idempotent.
     """
     builder = DefaultRecordBatchBuilder(
         magic=2,

@@ -29,9 +29,12 @@ START_TIMEOUT_S = 60
 class KipmeshContainer(DockerContainer):
     """A DockerContainer that runs a whole cluster.
 
-    Args: image: default `kipmesh/single` of this version; brokers, controllers: numbers of nodes; config: settings of
-    all nodes that know the key; start_timeout_s: limit in seconds until the cluster is ready; kwargs: arguments of
-    DockerContainer.
+    Args:
+        image: image to run, by default `kipmesh/single` of this version.
+        brokers, controllers: numbers of nodes.
+        config: settings, each for all nodes that know its key.
+        start_timeout_s: limit in seconds until the cluster is ready.
+        kwargs: arguments of DockerContainer.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class KipmeshContainer(DockerContainer):
         self.with_exposed_ports(*(first + index for first in (MESH_PORT, KAFKA_PORT) for index in range(brokers)))
 
     def start(self) -> Self:
-        """Start the container and return it when the cluster is ready. After an error it is stopped.
+        """Start the container and return it when the cluster is ready. After an error the container is stopped.
 
         Raises RuntimeError if the advertised addresses cannot be written, TimeoutError if the cluster is not ready
         after `start_timeout_s`, or errors of testcontainers and Docker.

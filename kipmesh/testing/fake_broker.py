@@ -35,7 +35,7 @@ Hook = Callable[[str, int, Any], Awaitable[Any]]
 
 @dataclass(slots=True)
 class Fault:
-    """A fault of the next `times` calls of a method. See FakeCluster.inject."""
+    """A fault in the next `times` calls of a method. See FakeCluster.inject."""
 
     code: ErrorCode | None = None
     """Error of every partition, or of those of `topic`."""
@@ -131,8 +131,8 @@ class FakeCluster:
     def inject(self, method: str, code: ErrorCode | None = None, **fault: Any) -> None:
         """Make the next calls of `method`, for example "Produce", fail. Faults of a method apply one after another.
 
-        `fault` has the other fields of Fault. With none of `code`, `hang` and `malformed`, the call is aborted; a fetch
-        is not if `twice` or `delay_s` is set.
+        `fault` has the other fields of Fault. Without `code`, `hang` and `malformed`, the call is aborted, unless it is
+        a fetch and `twice` or `delay_s` is set.
         """
         self._faults.setdefault(method, []).append(Fault(code, **fault))
 
@@ -159,8 +159,8 @@ def with_faults(
 ) -> Callable[[FakeBroker, RequestT, RequestContext], Awaitable[ResponseT]]:
     """Return a handler of a fake broker's method that records the call, calls `respond` and applies the injected fault.
 
-    A fault hangs until the broker stops, replaces the response, or raises ConnectionAbortedError. `respond` receives
-    the fault (None without one) to set error codes.
+    With a fault, the handler hangs until the broker stops, replaces the response, or raises ConnectionAbortedError.
+    `respond` receives the fault (None without one) to set error codes.
     """
 
     @functools.wraps(respond)
@@ -208,7 +208,7 @@ class FakeAdmin:
 
     @with_error
     def create_topics(self, request: m.CreateTopicsRequest, code: ErrorCode | None) -> m.CreateTopicsResponse:
-        """Handle CreateTopics: TOPIC_ALREADY_EXISTS for an existing topic. All topics have replication factor 1."""
+        """Handle CreateTopics with replication factor 1. Returns TOPIC_ALREADY_EXISTS for an existing topic."""
         results = []
         for topic in request.topics:
             error = code or (ErrorCode.TOPIC_ALREADY_EXISTS if topic.name in self.cluster.topics else None)
@@ -226,7 +226,7 @@ class FakeAdmin:
 
     @with_error
     def delete_topics(self, request: m.DeleteTopicsRequest, code: ErrorCode | None) -> m.DeleteTopicsResponse:
-        """Handle DeleteTopics by name: UNKNOWN_TOPIC_OR_PARTITION for an unknown topic. Ids are ignored."""
+        """Handle DeleteTopics by name; ignores ids. Returns UNKNOWN_TOPIC_OR_PARTITION for an unknown topic."""
         results = []
         for topic in request.topics:
             found = None if code else self.cluster.topics.pop(topic.name or "", None)
@@ -238,9 +238,9 @@ class FakeAdmin:
     def create_partitions(
         self, request: m.CreatePartitionsRequest, code: ErrorCode | None
     ) -> m.CreatePartitionsResponse:
-        """Handle CreatePartitions: INVALID_PARTITIONS unless the number grows.
+        """Handle CreatePartitions. New partitions have one replica. Ignores `validate_only`.
 
-        UNKNOWN_TOPIC_OR_PARTITION for an unknown topic. New partitions have one replica. Ignores `validate_only`.
+        Returns INVALID_PARTITIONS unless the number grows, UNKNOWN_TOPIC_OR_PARTITION for an unknown topic.
         """
         results = []
         for topic in request.topics:
@@ -258,7 +258,7 @@ class FakeAdmin:
     def describe_configs(self, request: m.DescribeConfigsRequest, code: ErrorCode | None) -> m.DescribeConfigsResponse:
         """Handle DescribeConfigs of topics; returns only values that were set.
 
-        UNKNOWN_TOPIC_OR_PARTITION for an unknown topic or another resource.
+        Returns UNKNOWN_TOPIC_OR_PARTITION for an unknown topic or another resource type.
         """
         results = []
         for resource in request.resources:
@@ -278,7 +278,7 @@ class FakeAdmin:
     ) -> m.IncrementalAlterConfigsResponse:
         """Handle IncrementalAlterConfigs of topics: DELETE removes a value, any other operation sets it.
 
-        UNKNOWN_TOPIC_OR_PARTITION for an unknown topic or another resource.
+        Returns UNKNOWN_TOPIC_OR_PARTITION for an unknown topic or another resource type.
         """
         responses = []
         for resource in request.resources:
@@ -299,8 +299,8 @@ class FakeAdmin:
     def elect_leaders(self, request: m.ElectLeadersRequest, code: ErrorCode | None) -> m.ElectLeadersResponse:
         """Handle ElectLeaders: the first leader of a partition is the preferred one.
 
-        ELECTION_NOT_NEEDED for an unclean election or if it leads already, PREFERRED_LEADER_NOT_AVAILABLE if it is not
-        in sync, UNKNOWN_TOPIC_OR_PARTITION for an unknown partition.
+        Returns ELECTION_NOT_NEEDED for an unclean election or if the preferred leader already leads,
+        PREFERRED_LEADER_NOT_AVAILABLE if it is not in sync, UNKNOWN_TOPIC_OR_PARTITION for an unknown partition.
         """
         if code is not None:
             return m.ElectLeadersResponse(error_code=code)
@@ -416,7 +416,7 @@ class FakeBroker:
 
     @with_faults
     def init_producer_id(self, _request: m.InitProducerIdRequest, fault: Fault | None) -> m.InitProducerIdResponse:
-        """Handle InitProducerId: a new id with epoch 0 for every request."""
+        """Handle InitProducerId: return a new id with epoch 0 for every request."""
         if fault is not None:
             return m.InitProducerIdResponse(error_code=fault.code or ErrorCode.UNKNOWN_SERVER_ERROR)
         return m.InitProducerIdResponse(producer_id=next(self.cluster.producer_ids), producer_epoch=0)
@@ -425,8 +425,8 @@ class FakeBroker:
     def produce(self, request: m.ProduceRequest, fault: Fault | None) -> m.ProduceResponse:
         """Handle Produce for partitions that this broker leads.
 
-        MESSAGE_TOO_LARGE above `FakeCluster.message_bytes_max`; raises KafkaError for an invalid batch. A fault with
-        `after` appends the records and responds with its code.
+        Returns MESSAGE_TOO_LARGE above `FakeCluster.message_bytes_max`; raises KafkaError for an invalid batch. A fault
+        with `after` appends the records and responds with its code.
         """
         topics = []
         for topic in request.topic_data:
@@ -471,8 +471,8 @@ class FakeBroker:
     async def fetch(self, request: m.FetchRequest, context: RequestContext) -> m.FetchResponse:
         """Handle Fetch with fetch sessions; waits for `min_bytes` for up to `max_wait_ms`, or until the broker stops.
 
-        A fault without `code` and `malformed` raises ConnectionAbortedError: before the fetch, or after it with
-        `after`. `twice` and `delay_s` alone do not fail the fetch.
+        A fault without `code` and `malformed` raises ConnectionAbortedError before the fetch, or after it if `after` is
+        set. `twice` and `delay_s` alone do not fail the fetch.
         """
         fault = await self.cluster.take_fault("Fetch", self.node_id, request)
         if fault is None:
@@ -514,7 +514,7 @@ class FakeBroker:
     async def list_fetch_sessions(
         self, request: m.ListFetchSessionsRequest, _context: RequestContext
     ) -> m.ListFetchSessionsResponse:
-        """Handle ListFetchSessions with the sessions of this broker. Faults: only `hang` and `code`."""
+        """Handle ListFetchSessions with the sessions of this broker. Of a fault, only `hang` and `code` apply."""
         fault = await self.cluster.take_fault("ListFetchSessions", self.node_id, request)
         if fault is not None and fault.hang:
             await self.stopping.wait()
@@ -536,8 +536,8 @@ class FakeBroker:
     def list_offsets(self, request: m.ListOffsetsRequest, fault: Fault | None) -> m.ListOffsetsResponse:
         """Handle ListOffsets for partitions that this broker leads.
 
-        -1 is the end of the log, -2 its start, -3 the batch with the largest timestamp. Other timestamps return the
-        base offset of the first batch whose maximum timestamp is not older; offset -1 if there is none.
+        Timestamp -1 selects the end of the log, -2 its start, -3 the batch with the largest timestamp. For any other
+        timestamp, returns the base offset of the first batch whose maximum timestamp is not older, or offset -1.
         """
         return m.ListOffsetsResponse(
             topics=[
@@ -596,9 +596,9 @@ class FakeBroker:
 
     @with_faults
     def delete_records(self, request: m.DeleteRecordsRequest, fault: Fault | None) -> m.DeleteRecordsResponse:
-        """Handle DeleteRecords: raises the log start offset; offset -1 deletes all records.
+        """Handle DeleteRecords: raise the log start offset; offset -1 deletes all records.
 
-        OFFSET_OUT_OF_RANGE above the end offset.
+        Returns OFFSET_OUT_OF_RANGE for an offset above the end offset.
         """
 
         def delete(topic: str, each: m.DeleteRecordsPartition) -> m.DeleteRecordsPartitionResult:
@@ -619,7 +619,7 @@ class FakeBroker:
 
     @with_faults
     def metadata(self, request: m.MetadataRequest, fault: Fault | None) -> m.MetadataResponse:
-        """Handle Metadata: UNKNOWN_TOPIC_OR_PARTITION for an unknown topic name. Topic ids are ignored."""
+        """Handle Metadata; ignores topic ids. Returns UNKNOWN_TOPIC_OR_PARTITION for an unknown topic name."""
         cluster = self.cluster
         names = list(cluster.topics) if request.topics is None else [each.name or "" for each in request.topics]
         topics = []

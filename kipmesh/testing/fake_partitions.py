@@ -13,7 +13,7 @@ from kipmesh.messages import EpochEndOffset
 
 @dataclass(slots=True)
 class FakeFollower:
-    """A follower that serves consumers. An offset of None is the leader's; a `code` of None means no error."""
+    """A follower that serves consumers. An offset of None means the leader's, a `code` of None no error."""
 
     log_start_offset: int | None = None
     end_offset: int | None = None
@@ -60,7 +60,7 @@ class FakePartition:
     def preferred(self, rack_id: str, racks: Mapping[int, str]) -> int:
         """Return the id of the first online in-sync follower in the rack `rack_id`.
 
-        -1 if there is none, or if the leader is in that rack. `racks` has the rack of each broker id.
+        Returns -1 if there is none, or if the leader is in that rack. `racks` maps broker ids to racks.
         """
         if racks.get(self.leader_id) == rack_id:
             return -1
@@ -87,7 +87,7 @@ class FakePartition:
         return base
 
     def truncate(self, offset: int) -> None:
-        """Remove all batches that end after `offset`, also one that begins before it.
+        """Remove all batches that end after `offset`, including one that begins before it.
 
         The end offset becomes that of the last remaining batch, or the log start offset if none remains.
         """
@@ -107,10 +107,10 @@ class FakeTopic:
 
 
 def epoch_end(partition: FakePartition, epoch: int) -> EpochEndOffset:
-    """Return the largest epoch <= `epoch` with batches and its end offset, as in KIP-320.
+    """Return the largest epoch <= `epoch` that has batches, and its end offset, as in KIP-320.
 
-    If all batches are of later epochs: `epoch` and the first batch's base offset. (-1, -1) if there are no batches and
-    `epoch` is not the current one.
+    If all batches belong to later epochs, returns `epoch` and the first batch's base offset. Returns (-1, -1) if there
+    are no batches and `epoch` is not the current one.
     """
     if epoch == partition.leader_epoch:
         return EpochEndOffset(epoch, partition.end_offset)

@@ -39,8 +39,10 @@ _Seen = tuple[str, int, int, int, int, str]
 class FakeReader:
     """A `Reader` of a fake broker's partitions for one fetch, at a leader or follower.
 
-    Args: served: returns a partition of this broker by topic, topic id, index and leader epoch, or an error; error_of:
-    returns the injected error of a topic, or NONE; prefers: returns the preferred read replica of a partition, or -1.
+    Args:
+        served: returns a partition of this broker by topic, topic id, index and leader epoch, or an error.
+        error_of: returns the injected error of a topic, or NONE.
+        prefers: returns the preferred read replica of a partition, or -1.
     """
 
     topics: Topics
@@ -174,12 +176,12 @@ class FakeSessions:
     # -- changes that clients do not request
 
     def evict(self, session_id: int | None = None) -> None:
-        """Remove a session, or all for None, as an eviction does. Ignores an unknown id."""
+        """Remove a session, or all sessions if `session_id` is None, as an eviction does. Ignores an unknown id."""
         for each in [one.session_id for one in self.cache.list(0)] if session_id is None else [session_id]:
             self._begin(each, -1).cancel()
 
     def overtake(self, session_id: int | None = None) -> None:
-        """Use the next epoch of a session, or of all for None, as another client would.
+        """Use the next epoch of a session, or of all if `session_id` is None, as another client would.
 
         The real client's next fetch then has an outdated epoch. Ignores an unknown id.
         """
