@@ -32,7 +32,7 @@ _UNSUPPORTED = frozenset({"SaslHandshake", "SaslAuthenticate"})
 
 
 class Faults:
-    """The faults of one broker, oldest first: an `Interceptor`. Not thread-safe."""
+    """An `Interceptor` with the faults of one broker, oldest first. Not thread-safe."""
 
     def __init__(self) -> None:
         self._faults: dict[int, InjectedFault] = {}
@@ -40,7 +40,7 @@ class Faults:
         self._names: frozenset[str] = frozenset()
 
     def set_api_names(self, names: frozenset[str]) -> None:
-        """Set the names of the APIs that can have faults. SaslHandshake and SaslAuthenticate are left out."""
+        """Set the names of the APIs that can have faults. SaslHandshake and SaslAuthenticate are ignored."""
         self._names = names - _UNSUPPORTED
 
     def add(self, fault: InjectedFault) -> int:
@@ -94,7 +94,7 @@ class Faults:
         return None
 
     def count(self, fault: InjectedFault) -> None:
-        """Count one application of a fault, and remove the fault after the last. Ignored for a removed fault."""
+        """Count one application of a fault, and remove the fault after the last one. Ignores a removed fault."""
         current = self._faults.get(fault.fault_id)
         if current is None:
             return
@@ -104,9 +104,9 @@ class Faults:
             del self._faults[fault.fault_id]
 
     async def handle(self, api: Api, request: Any, context: RequestContext, handler: Handler) -> Any:
-        """Return the response to one request, to which the matching fault is applied if there is one.
+        """Return the response to one request. Applies the matching fault, if any.
 
-        Raises CloseConnection if the fault closes connections, or its error has no field in the response.
+        Raises CloseConnection if the fault closes connections, or if the response has no field for its error.
         """
         fault = None if request is None else self.find(api.name, context.client_id)
         if fault is None:

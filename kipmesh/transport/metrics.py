@@ -57,7 +57,7 @@ class _ApiNumbers:
 
 
 class RequestMetrics(Collector):
-    """Metrics of one node's requests from both front ends. `collect` runs on another thread than `finished`."""
+    """Metrics of one node's requests from both front ends. `collect` runs on a different thread from `finished`."""
 
     def __init__(self) -> None:
         self._kafka: dict[str, _ApiNumbers] = {}

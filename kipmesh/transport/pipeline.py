@@ -35,7 +35,7 @@ NO_RESPONSE = None
 class CloseConnection(Exception):  # noqa: N818 - not an error of the request
     """Raised by a handler to close the connection without a response.
 
-    `reason` is the label of the metric `kipmesh_wire_connections_ended_total`; the text is logged.
+    `reason` is the label of the metric `kipmesh_wire_connections_ended_total`; the message is logged.
     """
 
     def __init__(self, reason: str, text: str) -> None:
@@ -113,7 +113,7 @@ class Pipeline:
         sizes: tuple[int, int],
         started_s: float,
     ) -> None:
-        """Count a completed request and notify the observer of its API, unless only nodes send it.
+        """Count a completed request and notify the observer of its API, unless only nodes send such requests.
 
         The observer is not called for NO_RESPONSE. `sizes`: bytes of (request, response); `started_s`: `perf_counter`
         at the arrival of the request.
@@ -137,10 +137,10 @@ def coroutines_in(package: ModuleType) -> dict[str, Any]:
 
 
 def pipeline_of(services: Mapping[str, object], **options: Any) -> Pipeline:
-    """Return a pipeline for objects by gRPC service name, whose coroutines are named after the APIs (`create_topics`).
+    """Return a pipeline whose handlers are the coroutines of `services`, named after the APIs (`create_topics`).
 
-    An API without a coroutine has no handler. `stream_ended(context)` of an object, if any, is called for its streams.
-    `options` are passed to Pipeline.
+    `services` maps gRPC service names to objects. An API without a coroutine has no handler. If an object has a method
+    `stream_ended(context)`, it is called for the streams of that service. `options` are passed to Pipeline.
     """
     handlers: dict[Api, Handler] = {}
     ended: dict[Api, StreamEnded] = {}

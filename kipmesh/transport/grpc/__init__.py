@@ -14,7 +14,7 @@ _POLLER = "PollerCompletionQueue._handle_events"
 
 
 def handle_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Drop errors of grpc.aio's poller and pass on others; an argument of `loop.set_exception_handler`."""
+    """Drop errors of grpc.aio's poller and pass on all others. Use with `loop.set_exception_handler`."""
     if not is_poller_error(str(context.get("message")), context.get("exception")):
         loop.default_exception_handler(context)
 

@@ -46,7 +46,7 @@ Meter = Callable[[int, int], None]
 
 
 class TransportError(Exception):
-    """Raised for a call without a response: refused, broken, timed out or invalid. The request may have been executed.
+    """Raised if a call is refused, breaks, times out or gets an invalid response. The request may have been executed.
 
     `hint` is a suggestion for the user, or "".
     """
@@ -80,7 +80,7 @@ class TransportError(Exception):
 
     @property
     def too_large(self) -> bool:
-        """Whether request or response exceed a size limit, so that a retry would fail too."""
+        """Whether request or response exceeds a size limit, so that a retry would fail too."""
         return self.code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -148,7 +148,7 @@ class _Channel:
 
 
 class Connection:
-    """Calls to one address over one HTTP/2 connection, opened by the first call and reopened when it breaks."""
+    """Makes calls to one address over one HTTP/2 connection, opened by the first call and reopened when it breaks."""
 
     def __init__(self, address: str, client_id: str, tls: TlsFiles | None = None) -> None:
         self.address = address
@@ -178,8 +178,10 @@ class Connection:
     ) -> Any:
         """Make a unary call and return the response.
 
-        Args: timeout_s: time limit; wait_for_ready: wait for a connection within the time limit instead of failing
-        immediately; meter: called with the bytes of request and response.
+        Args:
+            timeout_s: time limit.
+            wait_for_ready: whether to wait for a connection within the time limit instead of failing immediately.
+            meter: called with the sizes in bytes of request and response.
 
         Raises TransportError, or KafkaError INVALID_REQUEST if the request cannot be encoded.
         """
@@ -208,9 +210,9 @@ class Connection:
     async def exchange(self, service: str, method: str, request: Any, timeout_s: float) -> Any:
         """Send a request over an idle stream, or a new one, and return the response.
 
-        Streams are kept for later requests, because they have half the latency of unary calls. A failed one is dropped.
-        Raises TransportError (DEADLINE_EXCEEDED after `timeout_s`), or KafkaError INVALID_REQUEST if the request cannot
-        be encoded.
+        Streams are kept for later requests, because they have half the latency of unary calls. A failed stream is
+        dropped. Raises TransportError (DEADLINE_EXCEEDED after `timeout_s`), or KafkaError INVALID_REQUEST if the
+        request cannot be encoded.
         """
         idle = self._idle_streams.setdefault((service, method), [])
         channel = self._current()

@@ -43,7 +43,7 @@ def _context(context: grpc.aio.ServicerContext[Any, Any], listener: str) -> Requ
 
 
 async def _decode(method: Method, data: bytes, context: grpc.aio.ServicerContext[Any, Any], *, is_limited: bool) -> Any:
-    """Return the request. Aborts the call with RESOURCE_EXHAUSTED if it is too large, INVALID_ARGUMENT if malformed."""
+    """Return the request. Aborts the call with RESOURCE_EXHAUSTED if too large, INVALID_ARGUMENT if malformed."""
     limit = method.api.request_bytes_max if is_limited else None
     if limit is not None and len(data) > limit:
         text = f"{method.name} request must have at most {limit} bytes, got {len(data)}"
@@ -110,8 +110,10 @@ def _stream(call: _Call) -> Any:
 class Server:
     """Serves the APIs of one pipeline on one address.
 
-    Args: message_bytes_max: maximum size of a received message; listener: name of the listener in request contexts, ""
-    for `inter.broker.listener.name`; tls: encrypts connections and refuses requests that only nodes may send.
+    Args:
+        message_bytes_max: maximum size of a received message.
+        listener: name of the listener in request contexts, "" for `inter.broker.listener.name`.
+        tls: encrypts connections and refuses requests that only nodes may send; None for plaintext.
     """
 
     def __init__(

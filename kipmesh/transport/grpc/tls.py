@@ -28,8 +28,10 @@ Guard = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Awaitable[None]]
 class ServerTls:
     """TLS of one gRPC server, and the check for requests that only nodes may send.
 
-    Args: node_names: patterns of `ssl.node.names`; encrypts: False for a plaintext listener next to TLS listeners,
-    where no peer is a node; requires_certificate: whether clients must present a certificate.
+    Args:
+        node_names: patterns of `ssl.node.names`.
+        encrypts: False for a plaintext listener next to TLS listeners; its peers do not count as nodes.
+        requires_certificate: whether clients must present a certificate.
     """
 
     def __init__(
@@ -122,7 +124,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def hint_for(details: str, *, has_tls: bool) -> str:
-    """Return a hint for the user about gRPC's `details` of a failed connection, or "" for an unknown reason."""
+    """Return a hint for the user on the gRPC error `details` of a failed connection, or "" if they are unknown."""
     hint = ""
     if "Hostname Verification Check failed" in details:
         hint = "its certificate does not contain the host name of this address"

@@ -174,7 +174,7 @@ class Connection(asyncio.BufferedProtocol):
             self._refuse(error)
 
     def pause_writing(self) -> None:
-        """Start no further request: the client does not read its responses."""
+        """Stop starting requests, because the client is not reading its responses."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
@@ -250,7 +250,7 @@ class Connection(asyncio.BufferedProtocol):
         self.end(error.reason, str(error))
 
     def _memory_released(self) -> None:
-        """Continue reading. The time of the wait does not count as the client's."""
+        """Continue reading. The client's time limits restart, because it did not cause the wait."""
         self._waits_for_memory = False
         self.active_at = self._frame_started_at = self._shared.clock()
         self._resume_framing()
@@ -291,7 +291,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._release(len(frame))
 
     async def _handle_frame(self, frame: bytes | bytearray) -> None:
-        """Handle one request; a pipelined one is only started, so that the next may overlap."""
+        """Handle one request; a pipelined one is only started, so that the next request may overlap."""
         request = self._decode(frame)
         if request is None:
             self._release(len(frame))

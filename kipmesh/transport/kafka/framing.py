@@ -79,7 +79,7 @@ class Framer:
 
     @property
     def granted(self) -> int:
-        """Bytes that are reserved for the incomplete frame, or 0 without one."""
+        """Bytes that are reserved for the incomplete frame, or 0 if there is none."""
         return 0 if self._frame is None else len(self._frame)
 
     def buffer(self) -> memoryview:
@@ -104,7 +104,7 @@ class Framer:
         return self._cut(memoryview(self._rest + self._staging[:number]))
 
     def resume(self) -> list[bytes | bytearray]:
-        """Continue after memory was released. Returns the frames that are complete now; none unless `is_full`.
+        """Continue after memory was released. Returns the frames that are complete now, or none unless `is_full`.
 
         Raises RefusedError for a frame with an invalid length or above a size limit.
         """
@@ -164,7 +164,10 @@ class Framer:
         return frames
 
     def _accepts(self, size: int, key: int, wanted: int, *, is_first: bool) -> bool:
-        """Return whether the next frame has memory. A refusal is kept until the frames before it are returned."""
+        """Return whether memory was reserved for the next frame.
+
+        A refusal is not raised until the frames before this one have been returned.
+        """
         try:
             if size < self._size_min:
                 raise RefusedError("length", f"frame length must be at least {self._size_min}, got {size}")
@@ -206,7 +209,7 @@ def read_header(view: memoryview, flexible: Callable[[int, int], bool]) -> Heade
 
 
 def encode_bare(response: SaslAuthenticateResponse) -> Out:
-    """Return the frame of a SASL message without a header (SaslHandshake v0); empty for an error."""
+    """Return the frame of a SASL message without a header (SaslHandshake v0), or nothing for an error."""
     out = Out()
     if not response.error_code:
         out += len(response.auth_bytes).to_bytes(4, "big")

@@ -51,7 +51,7 @@ FAILED = "authentication failed: check user name, password and mechanism"
 
 
 class UsersNotKnownError(Exception):
-    """Raised while the broker cannot look up users. The text is for the log."""
+    """Raised while the broker cannot look up users. The message is for the log."""
 
 
 class Users(Protocol):
@@ -72,7 +72,7 @@ class Sasl(NamedTuple):
 
 
 class SaslFailedError(Exception):
-    """Raised for a failed authentication. The text is for the log, not for the client."""
+    """Raised for a failed authentication. The message is for the log, not for the client."""
 
 
 class SaslState:
@@ -177,7 +177,7 @@ class Session:
 
 
 def connection_handlers(apis: Iterable[Api], sasl: Sasl | None) -> dict[Api, Handler]:
-    """Return the handlers of the three connection APIs, for a listener that serves `apis` (with these three).
+    """Return the handlers of the three connection APIs, for a listener that serves `apis`, which include them.
 
     `sasl` is None for a listener without SASL, where SASL requests get ILLEGAL_SASL_STATE.
     """

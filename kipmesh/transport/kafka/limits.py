@@ -151,7 +151,7 @@ class ConnectionCounts:
 
 
 class Limits(NamedTuple):
-    """Limits of a broker's Kafka listeners. The settings are `socket.request.max.*` and others, see docs/wire.md."""
+    """Limits of a broker's Kafka listeners. See docs/wire.md for the settings."""
 
     request_bytes_max: int
     queued_bytes_max: int

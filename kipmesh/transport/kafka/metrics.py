@@ -23,9 +23,9 @@ SOFTWARE_MAX = 64
 
 
 class WireMetrics(Collector):
-    """Metrics of one broker's Kafka connections. `collect` runs on another thread than the other methods.
+    """Metrics of one broker's Kafka connections. `collect` runs on a different thread from the other methods.
 
-    Args: queued_bytes, unsent_bytes: return the values of the two memory gauges.
+    `queued_bytes` and `unsent_bytes` return the values of the two memory gauges.
     """
 
     def __init__(self, queued_bytes: Callable[[], int], unsent_bytes: Callable[[], int]) -> None:
@@ -56,7 +56,7 @@ class WireMetrics(Collector):
         self._closed[listener] += 1
 
     def software(self, name: str, version: str) -> None:
-        """Count a connection by the client software that it reported; above SOFTWARE_MAX series, as `other`."""
+        """Count a connection by the client software that it reported, or as `other` beyond SOFTWARE_MAX series."""
         if (name, version) not in self._software and len(self._software) >= SOFTWARE_MAX:
             name = version = "other"
         self._software[name, version] += 1

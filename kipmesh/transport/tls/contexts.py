@@ -26,7 +26,7 @@ _VERIFY = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ss
 class ServerContext:
     """SSL contexts of one listener. Thread-safe.
 
-    Args: client_auth: whether clients present a certificate; alpn: protocol names to offer.
+    `client_auth`: whether clients may or must present a certificate. `alpn`: protocol names to offer.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ServerContext:
 
 
 def client_context(files: TlsFiles) -> ssl.SSLContext:
-    """Return a client context that checks the server's name. Create one for each connection to follow changes."""
+    """Return a client context that checks the server's name. Create one for each connection to use new files."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     _load(context, files.current)

@@ -38,7 +38,7 @@ _Stamp = tuple[tuple[int, int, int, int], ...]
 
 
 class TlsPaths(NamedTuple):
-    """Paths of the PEM files; certificate and key may be one file. None: not configured."""
+    """Paths of the PEM files; certificate and key may be one file. None if not configured."""
 
     certificate: Path | None
     key: Path | None
@@ -100,7 +100,7 @@ class TlsFiles:
         watcher.start()
 
     def check(self) -> bool:
-        """Reload the files if they have changed, and return whether new content came into use. Blocks on file I/O.
+        """Reload the files if they have changed, and return whether new content is now in use. Blocks on file I/O.
 
         Invalid content is logged and counted in `failures`, not raised.
         """
@@ -216,6 +216,6 @@ def _check_key(path: Path, content: bytes, certificate: Certificate, certificate
 
 
 def _key_block(content: bytes) -> bytes:
-    """Return the first private key of a file that may also contain certificates, or all of it if there is none."""
+    """Return the first private key of a file that may also contain certificates, or the whole file if it has no key."""
     block = re.search(rb"^-----BEGIN [^\n]*PRIVATE KEY.*?(^-----END |\Z)[^\n]*", content, re.MULTILINE | re.DOTALL)
     return block[0] + b"\n" if block else content

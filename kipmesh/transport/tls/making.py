@@ -87,7 +87,7 @@ class Authority:
 
     @classmethod
     def read(cls, directory: Path) -> Self:
-        """Read an authority from a directory of `write`. Raises InvalidConfigError if a file is missing or invalid."""
+        """Read an authority that `write` has written. Raises InvalidConfigError if a file is missing or invalid."""
         try:
             certificate = x509.load_pem_x509_certificate((directory / CERTIFICATE_FILE).read_bytes())
             key = load_pem_private_key((directory / KEY_FILE).read_bytes(), password=None)
@@ -116,8 +116,9 @@ class Authority:
     ) -> Issued:
         """Issue a certificate.
 
-        Args: name: common name; names: 1 to NAMES_MAX alternative names (DNS names, IP addresses, URIs); trust: PEM
-        certificates of further authorities to trust. Raises InvalidConfigError for an invalid name, or too few or many.
+        `name` is the common name, `names` are 1 to NAMES_MAX alternative names (DNS names, IP addresses, URIs) and
+        `trust` has PEM certificates of further authorities to trust. Raises InvalidConfigError for an invalid name, or
+        too few or too many names.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         builder = (
