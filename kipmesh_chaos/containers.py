@@ -86,9 +86,11 @@ class ContainerNode:
 class ContainerCluster:
     """The containers of one docker-compose project as a target cluster. Thread-safe; `destroy` waits for other calls.
 
-    Args: directory: directory for copied logs; topic: topic of the run; inside: whether the run is inside the
-    containers' network and does not need published ports; client: client configuration besides the addresses, such as
-    TLS.
+    Args:
+        directory: directory for copied logs.
+        topic: topic of the run.
+        inside: whether the run is inside the containers' network and does not need published ports.
+        client: client configuration besides the addresses, such as TLS.
     """
 
     def __init__(
@@ -152,13 +154,13 @@ class ContainerCluster:
         return bool(self._inspect(name)["State"]["Running"])
 
     def kill(self, name: str) -> None:
-        """Send SIGKILL to a container. Raises EngineError, also if it is not running."""
+        """Send SIGKILL to a container. Raises EngineError, including if the container is not running."""
         self._call(self._engine.kill, name)
         self._set_pid(name, None)
 
     def stop(self, name: str) -> None:
-        """Send SIGTERM to a container and wait for its end; SIGKILL after 40 s. Raises ChaosError if the exit code is
-        not 0, EngineError.
+        """Send SIGTERM to a container, SIGKILL after 40 s, and wait until it has ended. Raises EngineError; ChaosError
+        if the exit code is not 0.
         """
         self._call(self._engine.stop, name, timeout=STOP_TIMEOUT_S)
         self._set_pid(name, None)
@@ -167,7 +169,9 @@ class ContainerCluster:
             raise ChaosError(f"{name} must exit with 0 on SIGTERM, got {code}")
 
     def start(self, name: str) -> None:
-        """Start a container and wait until it is healthy. Raises ChaosError if it is not within 120 s, EngineError."""
+        """Start a container and wait until it is healthy. Raises EngineError; ChaosError if it is not healthy within
+        120 s.
+        """
         self._call(self._engine.start, name)
         self._wait_healthy(name)
 
@@ -212,7 +216,7 @@ class ContainerCluster:
         """Reconnect, resume and stop all containers, brokers before controllers, then copy the brokers' logs of the
         topic.
 
-        Raises ChaosError if an exit code is not 0 or `destroy` was called, EngineError.
+        Raises EngineError; ChaosError if an exit code is not 0 or `destroy` was called.
         """
         order = sorted(self.nodes(), key=is_controller)
         for node in order:
@@ -229,7 +233,7 @@ class ContainerCluster:
         """Refuse further calls, undo all faults and start all containers; idempotent. Does not wait until they are
         healthy.
 
-        Raises ChaosError after it has tried each container.
+        Tries each container before it raises ChaosError.
         """
         have_ended = self.calls.end(CALLS_TIMEOUT_S)
         errors = [] if have_ended else [f"a fault was still in progress after {CALLS_TIMEOUT_S:g} s and may remain"]
@@ -320,9 +324,7 @@ class ContainerCluster:
         return self._call(self._engine.inspect_container, name)
 
     def _call(self, method: Callable[..., Any], name: str, *args: object, **kwargs: object) -> Any:
-        """Call a method of the engine whose first argument is a container, given its node's name. Raises
-        EngineError.
-        """
+        """Call a method of the engine with the container of the node `name` as the first argument. Raises EngineError."""
         with self._lock:
             container = self._nodes[name].container
         with _engine_errors():
@@ -330,8 +332,8 @@ class ContainerCluster:
 
 
 def _files_of_topic(archive: tarfile.TarFile, topic: str) -> Iterator[tuple[Path, IO[bytes]]]:
-    """Yield (path, content) of each regular file `data/TOPIC-N/...` of an archive. Read the content before the next
-    one.
+    """Yield (path, content) of each regular file `data/TOPIC-N/...` of an archive. Read each content before advancing
+    the iterator.
     """
     for member in archive:
         path = Path(member.name)
@@ -344,8 +346,8 @@ def _files_of_topic(archive: tarfile.TarFile, topic: str) -> Iterator[tuple[Path
 def maker(
     project: str, topic: str, *, inside: bool, client: Mapping[str, str]
 ) -> Callable[[Path, object, object], ContainerCluster]:
-    """Return the function with which `runner.run_once` creates a `ContainerCluster` with these arguments. The function
-    connects to Docker: it raises ChaosError.
+    """Return a function for `runner.run_once` that creates a `ContainerCluster` with these arguments. The function
+    connects to Docker and may raise ChaosError.
     """
 
     def make(directory: Path, _part: object, _hook: object) -> ContainerCluster:

@@ -52,9 +52,9 @@ def _run(command: Sequence[str], purpose: str) -> None:
 
 
 def enter_namespace(command: Sequence[str]) -> None:
-    """Replace this process by `command` in a new mount namespace. Returns only if the process is already in one.
+    """Replace this process with `command` in a new mount namespace. Returns only if the process is already in one.
 
-    Raises NotPossibleError without Linux, unshare, mount or the permission.
+    Raises NotPossibleError if this is not Linux, the command unshare or mount is missing, or permission is denied.
     """
     if os.environ.get(NAMESPACE_VARIABLE):
         return
@@ -91,9 +91,9 @@ def unmount(directory: Path) -> None:
 
 
 def fail(directory: Path) -> None:
-    """Make the disk at a mount point fail. New opens of its files fail, open files remain usable.
+    """Make the disk at a mount point fail. Opening its files fails; files that are already open remain usable.
 
-    The content is kept aside for `repair`. Raises ChaosError if the directory is not a mount point, NotPossibleError.
+    The content is kept aside for `repair`. Raises NotPossibleError; ChaosError if the directory is not a mount point.
     """
     aside = _aside(directory)
     aside.mkdir(exist_ok=True)
@@ -103,7 +103,7 @@ def fail(directory: Path) -> None:
 
 
 def repair(directory: Path) -> None:
-    """Restore a disk that `fail` has failed, with its content. Does nothing for another disk. Raises
+    """Restore a disk that `fail` has failed, with its content. Does nothing for any other disk. Raises
     NotPossibleError.
     """
     if _aside(directory).is_mount():
@@ -144,7 +144,8 @@ def unsynced(data: Path, topic: str, partition: int) -> tuple[Path, int, int] | 
     """Return (file, position, size): the last segment of a stopped broker's partition, the start of its first unsynced
     batch and its size in bytes.
 
-    None if all its bytes are synced or there is no segment. Without a recovery point all are unsynced.
+    Returns None if all bytes of the segment are synced or there is no segment. Without a recovery point, all bytes
+    count as unsynced.
     """
     segments = sorted((data / f"{topic}-{partition}").glob("*.log"))
     if not segments:

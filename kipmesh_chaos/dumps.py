@@ -27,7 +27,7 @@ Batch = tuple[BatchHeader, list[tuple[int, str]]]
 
 async def final_read(clients: RunClients, partitions: int, timeout_s: float) -> dict[int, int]:
     """Read all partitions with a new consumer up to their current end offsets and record the results. Returns the end
-    offset of each partition; empty if these are unavailable.
+    offset of each partition; the dict is empty if the offsets are unavailable.
 
     Stops after `timeout_s` without progress or at a client error and records NotRecovered.
     """
@@ -58,8 +58,8 @@ async def final_read(clients: RunClients, partitions: int, timeout_s: float) -> 
 
 
 def record_ends(recorder: Recorder, ends: Mapping[int, int], partitions: Mapping[int, PartitionView]) -> None:
-    """Record an End event for each partition in `ends` whose state is known: end offset as high watermark, replicas and
-    ISR.
+    """Record an End event for each partition in `ends` whose state is known, with the end offset as high watermark, the
+    replicas and the ISR.
     """
     for partition, end in ends.items():
         state = partitions.get(partition)
@@ -68,8 +68,8 @@ def record_ends(recorder: Recorder, ends: Mapping[int, int], partitions: Mapping
 
 
 def record_stopped(recorder: Recorder, brokers: Mapping[int | None, Path], topic: str) -> None:
-    """Record the logs of stopped brokers, given the data directory by node id. An unreadable log becomes a note.
-    Blocks.
+    """Record the logs of stopped brokers. `brokers` maps node ids to data directories. An unreadable log becomes a
+    note. Blocks.
     """
     for node_id, data in brokers.items():
         for directory in sorted(data.glob(f"{topic}-*")):
@@ -83,8 +83,8 @@ async def record_served(
 ) -> None:
     """Record for each replica of a running cluster the batches that it serves below the end offset.
 
-    Args: addresses: brokers by node id; ends: end offsets by partition; timeout_s: limit per replica. A replica that
-    does not serve everything gets a note. Raises KafkaError if the topic cannot be described.
+    `addresses` has the brokers by node id, `ends` the end offsets by partition. Adds a note for each replica that does
+    not serve everything within `timeout_s`. Raises KafkaError if the topic cannot be described.
     """
     async with AdminClient(",".join(addresses.values()), **clients.config) as admin:
         (topic,) = await admin.describe_topics([clients.topic])
@@ -105,8 +105,8 @@ async def record_served(
 
 
 async def _read_to(broker: Connection, topic: TopicMetadata, partition: int, end: int, found: list[Batch]) -> None:
-    """Append to `found` all batches below `end`, from fetches from one replica. Waits for missing ones without a limit.
-    Raises KafkaError, TransportError.
+    """Fetch all batches below `end` from one replica and append them to `found`. Waits for missing batches without a
+    time limit. Raises KafkaError, TransportError.
     """
     cursor = 0
     while cursor < end:

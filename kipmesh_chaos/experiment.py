@@ -60,7 +60,7 @@ Span = Annotated[tuple[Seconds, Seconds], AfterValidator(lambda span: tuple(sort
 
 
 class ClusterPart(_Part):
-    """Number of nodes by role. `config` are properties; a node gets those that its role has."""
+    """Number of nodes by role. `config` are properties; a node gets those that exist for its role."""
 
     controllers: Literal[1, 3, 5] = 3
     leaders: Annotated[int, Field(ge=0, le=9)] = 1
@@ -130,19 +130,19 @@ class Fault(_Part):
 
 
 class Kill(Fault):
-    """SIGKILL of the node's process. The node is restarted at the end of the fault."""
+    """The node's process gets SIGKILL. The node is restarted at the end of the fault."""
 
     kind: Literal["kill"]
 
 
 class Pause(Fault):
-    """SIGSTOP of the node's process. It gets SIGCONT at the end of the fault."""
+    """The node's process gets SIGSTOP, and SIGCONT at the end of the fault."""
 
     kind: Literal["pause"]
 
 
 class Restart(Fault):
-    """SIGTERM of the node's process, which stops cleanly. The node is restarted at the end of the fault."""
+    """The node's process gets SIGTERM and stops cleanly. The node is restarted at the end of the fault."""
 
     kind: Literal["restart"]
 
@@ -195,16 +195,16 @@ class FailedLogDir(Fault):
 
 
 class TornTail(Fault):
-    """SIGKILL of a broker, and part of the unsynced bytes of the target's partition (of each partition if it names
-    none) is cut off. The broker is restarted at the end of the fault.
+    """A broker gets SIGKILL, and part of the unsynced bytes of the target's partition (of each partition if the target
+    names none) is cut off. The broker is restarted at the end of the fault.
     """
 
     kind: Literal["torn-tail"]
 
 
 class BitFlip(Fault):
-    """SIGKILL of a broker, and one unsynced bit of the target's partition (of each partition if it names none) is
-    flipped. The broker is restarted at the end of the fault.
+    """A broker gets SIGKILL, and one unsynced bit of the target's partition (of each partition if the target names
+    none) is flipped. The broker is restarted at the end of the fault.
     """
 
     kind: Literal["bit-flip"]
@@ -267,8 +267,8 @@ class Chance(NamedTuple):
 
 
 class RandomPart(_Part):
-    """Random faults, one at a time. The next one waits until all replicas are in sync. `pause_s` and `for_s` are ranges
-    in seconds.
+    """Random faults, one at a time. Each one starts only when all replicas are in sync. `pause_s` and `for_s` are
+    ranges in seconds.
     """
 
     faults: Annotated[tuple[AnyFault, ...], Field(min_length=1)]
@@ -365,7 +365,7 @@ def load(file: Path, *, duration_s: float | None = None) -> Experiment:
     """Load an experiment file. Raises ExperimentError for a file above 1 MiB, invalid YAML or invalid values, and
     OSError.
 
-    Args: duration_s: replaces the duration of the file, None keeps it; timed faults that start later are dropped.
+    `duration_s`, if not None, replaces the duration in the file; timed faults that start later are dropped.
     """
     with file.open("rb") as stream:
         data = stream.read(FILE_BYTES_MAX + 1)

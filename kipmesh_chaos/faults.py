@@ -63,13 +63,13 @@ class View(NamedTuple):
 
 
 class NoTargetError(ChaosError):
-    """No node, or no running one, matches the target at present, for example because the partition has no leader."""
+    """No node, or no running node, matches the target at present, for example because the partition has no leader."""
 
 
 def resolve(target: str, view: View, source: random.Random) -> list[Node]:
     """Return the nodes that a target selects: one, chosen by `source` if several match, or all for a target `all:...`.
 
-    Running or not. Raises NoTargetError if none matches.
+    The nodes need not be running. Raises NoTargetError if none matches.
     """
     role, _, selector = target.partition(":")
     name = target
@@ -119,8 +119,8 @@ class ClusterObserver(Protocol):
 
 
 class Hooks:
-    """A `Hook` that changes how nodes start, as the experiment's faults need: through links, with a second log
-    directory, with a skewable clock.
+    """A `Hook` that changes how nodes start if the experiment's faults need it: with links, a second log directory or a
+    skewable clock.
     """
 
     def __init__(self, experiment: Experiment, network: Network | None) -> None:
@@ -139,7 +139,7 @@ class Hooks:
 
     def command(self, node: Any, command: list[str]) -> list[str]:
         """Return the command to start a node. If the experiment has clock jumps, `python -m MODULE ...` runs under a
-        skewable clock, otherwise it is unchanged.
+        skewable clock; otherwise the command is unchanged.
         """
         if not self._clocks:
             return command
@@ -161,7 +161,7 @@ def log_dir(node: Node) -> Path:
 
 
 def second_log_dir(node: Node) -> Path:
-    """Return the path of a broker's second log directory. It is in use only if the experiment has the fault
+    """Return the path of a broker's second log directory. The directory is in use only if the experiment has the fault
     `FailedLogDir`.
     """
     return Path(node.dir) / "data-2"
@@ -191,7 +191,9 @@ class Injector:
         """Set to undo all faults immediately."""
 
     def starts(self, name: str) -> int:
-        """Return how often this object has started or stopped a node. A changed number means a different process."""
+        """Return how often this object has started or stopped a node. If the number changes, the process is a different
+        one.
+        """
         return self._starts[name]
 
     async def run(self, fault: Fault, for_s: float) -> None:
@@ -232,8 +234,8 @@ class Injector:
                 await self.stop.wait()
 
     async def _targets(self, fault: Fault) -> list[Node]:
-        """Return the running nodes that a fault selects. Empty, with a note, after `TARGET_TIMEOUT_S` or once `stop` is
-        set.
+        """Return the running nodes that a fault selects. Adds a note and returns no nodes if none is found within
+        `TARGET_TIMEOUT_S` or before `stop` is set.
         """
         deadline = asyncio.get_running_loop().time() + TARGET_TIMEOUT_S
         while True:
@@ -310,8 +312,8 @@ class Injector:
             self._starts[node.name] += 1
 
     async def _repair_disks(self, nodes: Sequence[Node], offline_lines: Sequence[int]) -> None:
-        """Restart brokers with the repaired second log directory. Records NotRecovered for each that has ended or has
-        not noticed the failure.
+        """Restart brokers with the repaired second log directory. Records NotRecovered for each broker that has ended
+        or has not noticed the failure.
         """
         for node, before in zip(nodes, offline_lines, strict=True):
             if _count_offline_lines(node) == before or not self.cluster.is_running(node.name):
@@ -322,8 +324,8 @@ class Injector:
         await self._start(nodes)
 
     async def _damage(self, fault: e.TornTail | e.BitFlip, nodes: Sequence[Node]) -> None:
-        """Damage the log of the partition that the target names, or of each partition, on each node. Notes what was
-        damaged.
+        """Damage the log of the partition that the target names, or of each partition, on each node. Adds a note of
+        what was damaged.
         """
         selector = fault.target.partition(":")[2]
         partitions = [int(selector)] if selector.isdigit() else sorted(self.observer.partitions)

@@ -105,7 +105,9 @@ class PhaseBegan(NamedTuple):
 
 
 class Invoke(NamedTuple):
-    """A producer is about to write `value`. Unless producers are idempotent, its previous operation has ended."""
+    """A producer is about to write `value`. Unless producers are idempotent, the producer's previous operation has
+    ended.
+    """
 
     t: float
     operation: int
@@ -139,11 +141,11 @@ class Unknown(NamedTuple):
 
 
 class Read(NamedTuple):
-    """One fetch result of a partition. `records` are (offset, value), `high_watermark` is -1 if unknown, `replica` -1
-    if any replica may have responded.
+    """One fetch result of a partition. `records` are (offset, value) pairs; `high_watermark` is -1 if unknown;
+    `replica` is -1 if any replica may have responded.
 
     `session` changes when a reader restarts. Within one session and `leader_epoch`, `high_watermark` must not decrease.
-    For a consumer, whose `leader_epoch` is -1, that is its whole life (392-10).
+    For a consumer, whose `leader_epoch` is -1, this applies to its whole life (392-10).
     """
 
     t: float
@@ -158,7 +160,7 @@ class Read(NamedTuple):
 
 
 class Assigned(NamedTuple):
-    """A group member received its assignment: all its partitions in a generation, and the newly added ones of these.
+    """A group member received its assignment: all its partitions in a generation, and which of them are newly added.
 
     Precedes every record that the member reads from the added partitions.
     """
@@ -354,9 +356,9 @@ def from_line(line: str) -> Event:
 
 
 def read_history(file: Path) -> Iterator[Event]:
-    """Yield the events of a history file in order. Raises HistoryError with file and line number, OSError.
+    """Yield the events of a history file in order. Raises OSError, and HistoryError with file and line number.
 
-    An incomplete last line, as a killed recorder leaves it, is skipped.
+    An incomplete last line, which a killed recorder may leave, is skipped.
     """
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -371,6 +373,6 @@ def read_history(file: Path) -> Iterator[Event]:
 
 
 def write_history(file: Path, events: Iterable[Event]) -> None:
-    """Write events to a history file, which is replaced. Raises OSError."""
+    """Write events to a history file, replacing it. Raises OSError."""
     with file.open("w", encoding="utf-8") as output:
         output.writelines(f"{to_line(event)}\n" for event in events)

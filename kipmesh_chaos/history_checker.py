@@ -26,8 +26,8 @@ FINDINGS_MAX = 20
 
 
 class Window(NamedTuple):
-    """Time of a fault in seconds since the start of the run. `until` is None while it lasts. `settle_s` is None unless
-    the fault halts progress.
+    """Time of a fault in seconds since the start of the run. `until` is None while the fault lasts. `settle_s` is None
+    unless the fault halts progress.
     """
 
     since: float
@@ -41,7 +41,7 @@ class Window(NamedTuple):
 
 
 class Acknowledged(NamedTuple):
-    """Time in seconds since the start of the run, and offset, of an acknowledged write."""
+    """Time, in seconds since the start of the run, and offset of an acknowledged write."""
 
     t: float
     offset: int
@@ -49,7 +49,7 @@ class Acknowledged(NamedTuple):
 
 class Delay(NamedTuple):
     """Longest time in seconds from the acknowledgement of a write, at `t`, to its read. `offset_unread` is the offset
-    if it was never read, else None.
+    of the write if it was never read, else None.
     """
 
     delay_s: float
@@ -77,8 +77,8 @@ class Progress:
     def write_gaps(
         self, partitions: Iterable[int], since: float, until: float, windows: Sequence[Window]
     ) -> list[tuple[float, float]]:
-        """Return for each partition (longest time in s without an acknowledged write, its start) between `since` and
-        `until`.
+        """For each partition, return (longest time in s without an acknowledged write, start of that time) between
+        `since` and `until`.
 
         Time in halting windows does not count: a gap ends there and another one begins after it.
         """
@@ -166,7 +166,7 @@ class Finding(NamedTuple):
 class Figures(NamedTuple):
     """Counts of a history, and durations in seconds.
 
-    `invoked`, `acknowledged`, `failed` and `unknown` count writes, `faults` injected faults.
+    `invoked`, `acknowledged`, `failed` and `unknown` count writes; `faults` counts injected faults.
     """
 
     invoked: int = 0
@@ -466,8 +466,8 @@ class Checker:
         self._check_batches(end, {replica: one for replica, one in dumped.items() if replica in end.isr})
 
     def _check_once_in_order(self, partition: int, values: dict[int, str]) -> None:
-        """Check a partition's records, by offset, for records that were written twice, and for records of one producer
-        out of order.
+        """Check a partition's records (`values` by offset) for duplicates and for records of one producer that are out
+        of order.
         """
         first: dict[str, int] = {}
         last: dict[str, tuple[int, int]] = {}
@@ -542,8 +542,8 @@ class Checker:
                 self._found(Kind.LOST, ok.t, text, partition)
 
     def _check_progress(self) -> tuple[float, float]:
-        """Check the progress limits; return the longest write gap and read delay in seconds, 0 without the phases of a
-        run.
+        """Check the progress limits; return the longest write gap and read delay in seconds, both 0 if the history
+        lacks the begin event or a phase.
         """
         begin, since, until = self._begin, self._phases.get(Phase.FAULTS), self._phases.get(Phase.RECOVERY)
         if begin is None or since is None or until is None:
@@ -575,8 +575,8 @@ class Checker:
 
 
 def check(events: Iterable[Event]) -> Verdict:
-    """Check a whole history, in the order of its events. A history without a begin or an end gets the finding
-    INCOMPLETE.
+    """Check a whole history, in the order of its events. A history without the begin event or the end phase gets the
+    finding INCOMPLETE.
     """
     checker = Checker()
     for event in events:

@@ -77,7 +77,7 @@ class _Partition:
 @dataclass(slots=True)
 class _Tenure:
     """A member's ownership of a partition: the committed offset that it fetched first, and the first offset that it
-    read. None until then.
+    read. Each is None until then.
     """
 
     fetched: int | None = None
@@ -104,7 +104,7 @@ class _Group:
 class GroupChecker:
     """Checks the events of consumer groups, in the order of the history. No method raises for an anomaly.
 
-    Args: report: called with each anomaly.
+    `report` is called with each anomaly.
     """
 
     def __init__(self, report: Report) -> None:
@@ -156,7 +156,7 @@ class GroupChecker:
             self._check_first(event.t, event.reader, event.partition, tenure)
 
     def commit(self, event: Commit) -> None:
-        """Process the begin of a commit. Reports an offset above one that no member has read, or below one that the
+        """Process the beginning of a commit. Reports an offset above one that no member has read, or below one that the
         member fetched or committed.
         """
         group = self._groups.get(event.group)

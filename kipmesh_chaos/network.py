@@ -91,7 +91,7 @@ class _Request(NamedTuple):
 class Owners:
     """Looks up which process owns a connection. Belongs to one event loop.
 
-    Args: pids: returns the currently known processes, pid to name.
+    `pids` returns the names of the currently known processes by pid.
     """
 
     def __init__(self, pids: Callable[[], Mapping[int, str]]) -> None:
@@ -136,10 +136,10 @@ class Owners:
 
 
 class Network:
-    """Addresses of nodes, cuts and delays between them. Belongs to one event loop, except `properties`.
+    """Addresses of nodes, and the cuts and delays between nodes. Belongs to one event loop, except `properties`.
 
-    Args: nodes: returns the current nodes, with the pids of running ones. The constructor raises ChaosError without
-    /proc/net/tcp.
+    `nodes` returns the current nodes, with the pids of running ones. The constructor raises ChaosError if /proc/net/tcp
+    does not exist.
     """
 
     def __init__(self, links: Links, nodes: Callable[[], Sequence[Node]]) -> None:
@@ -156,10 +156,10 @@ class Network:
     # -- addresses
 
     def properties(self, nodes: Sequence[Node], node: Node) -> dict[str, str]:
-        """Return the configuration properties of a node that replace direct addresses by links.
+        """Return the configuration properties of a node that replace direct addresses with links.
 
-        Called in the thread that starts nodes; blocks until the event loop has opened the links. Raises TimeoutError
-        after 10 s, OSError.
+        Called in the thread that starts nodes; blocks until the event loop has opened the links. Raises OSError, and
+        TimeoutError after 10 s.
         """
         voters = [f"{voter.node_id}@{self._address(node, voter)}" for voter in nodes if is_controller(voter)]
         found = {"controller.quorum.voters": ",".join(voters)}

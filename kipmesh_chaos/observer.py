@@ -29,7 +29,7 @@ PROBE_BYTES = 64 << 10
 
 
 def _most_credible(versions: Sequence[tuple[int, PartitionView]]) -> PartitionView:
-    """Return the most credible view of a partition among (broker id, its view)."""
+    """Return the most credible of several brokers' views of a partition. `versions` are (broker id, view)."""
     views = [view for _, view in versions]
     _, best = max(versions, key=lambda one: (one[1].leader_epoch, one[1].leader == one[0], views.count(one[1])))
     return best
@@ -39,7 +39,7 @@ class Observer:
     """Observes the cluster and records changes. Belongs to one event loop. The constructor raises InvalidConfigError
     for invalid TLS settings.
 
-    Args: nodes: returns the current nodes; group: consumer group whose coordinator `view` includes, or None.
+    `nodes` returns the current nodes. `group` is the consumer group whose coordinator `view` includes, or None.
     """
 
     def __init__(self, nodes: Callable[[], Sequence[Node]], clients: RunClients, group: str | None = None) -> None:
@@ -64,8 +64,8 @@ class Observer:
         return [node for node in self._nodes() if is_broker(node) and node.pid is not None and node.grpc]
 
     async def poll(self) -> None:
-        """Request Metadata from every running broker and record changes. Brokers that do not respond are ignored;
-        without responses the state stays as it is.
+        """Request Metadata from every running broker and record changes. Brokers that do not respond are ignored; if
+        none responds, the state is unchanged.
         """
         brokers = self._running_brokers()
         responses = await asyncio.gather(*(self._request_metadata(str(node.grpc)) for node in brokers))
@@ -91,8 +91,8 @@ class Observer:
             self._recorder.add(Controller(self._recorder.now, self._controller, -1))
 
     async def view(self) -> View:
-        """Poll the cluster and return its state for choosing targets. The quorum names the active controller; -1 if it
-        does not respond.
+        """Poll the cluster and return its state for choosing targets. The quorum names the active controller, which is
+        -1 if the quorum does not respond.
         """
         await self.poll()
         nodes = self._nodes()
@@ -104,8 +104,8 @@ class Observer:
         return View(nodes, dict(self.partitions), active, await self._coordinator())
 
     def out_of_sync(self) -> list[str]:
-        """Return a line for each partition without a leader or with replicas out of sync, as of the last poll. Empty if
-        all are in sync; one line if no broker has returned metadata.
+        """Return a line for each partition without a leader or with replicas out of sync, as of the last poll. The list
+        is empty if all are in sync, and has one line if no broker has returned metadata.
         """
         if not self.partitions:
             return ["no broker returned metadata of the topic"]

@@ -11,10 +11,10 @@ from kipmesh_chaos.history import Event, Invoke, Note, Ok, Read, ReaderKind, Unk
 
 
 class Recorder:
-    """Writes all events of a run to its history file, which it replaces. For one thread; call `close` at the end.
-    Raises OSError.
+    """Writes all events of a run to its history file, which it replaces. Use it from one thread only and call `close`
+    at the end. Raises OSError.
 
-    `acknowledged` and `unknown` count outcomes of writes, `read` the records read by consumers and members.
+    `acknowledged` and `unknown` count outcomes of writes; `read` counts the records read by consumers and members.
     """
 
     def __init__(self, file: Path) -> None:

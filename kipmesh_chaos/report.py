@@ -135,7 +135,7 @@ class Chart(NamedTuple):
 
 
 def render(timeline: Timeline, verdict: Verdict, experiment: Experiment, about: dict[str, Any]) -> str:
-    """Return the HTML page. `about` is the result of `summary`. Its charts are inline SVG; it loads no resources and
+    """Return the HTML page. `about` is the result of `summary`. The page has inline SVG charts, loads no resources and
     runs no script.
     """
     environment = Environment(
@@ -216,7 +216,7 @@ def _quantile(values: Sequence[float], share: float) -> float | None:
 
 
 def _labelled_phases(timeline: Timeline) -> list[tuple[float, str]]:
-    """Return (time, name) of the phases whose labels fit beside each other, without the end."""
+    """Return (time, name) of the phases whose labels fit beside each other, except the phase `end`."""
     found: list[tuple[float, str]] = []
     for t, name in timeline.phases:
         if name != Phase.END and (not found or _x(timeline, t) >= _x(timeline, found[-1][0]) + 60):

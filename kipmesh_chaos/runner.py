@@ -66,10 +66,10 @@ async def run_once(
 ) -> Result:
     """Run an experiment, check its history, write the report and return the verdict. `directory` is new or empty.
 
-    Anomalies do not raise. Raises ChaosError if the run cannot be done (NotPossibleError if the fault is not
+    Anomalies are not raised. Raises ChaosError if the run cannot be done (NotPossibleError if the fault is not
     supported), and errors of clients and of the cluster.
 
-    Args: client: client configuration besides the addresses, such as TLS, for a cluster that is not the run's own.
+    `client` is client configuration besides the addresses, such as TLS, for a cluster that the run did not create.
     """
     await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
     recorder = Recorder(directory / report.HISTORY)
@@ -103,7 +103,7 @@ class _Run:
         self.to_come = len(self.experiment.faults)
 
     async def run(self, make_cluster: MakeCluster) -> None:
-        """Run all phases up to the replica logs, and destroy the cluster, also after an error."""
+        """Run all phases up to the replica logs, and destroy the cluster, even after an error."""
         async with AsyncExitStack() as stack:
             links = await stack.enter_async_context(Links())
             network = Network(links, lambda: cluster.nodes()) if self.experiment.has(Cut, Delay) else None
