@@ -80,7 +80,7 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
 
 
 def run(step: str, work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on a new event loop and return its result, after a line that names the step."""
+    """Print the name of the step, run a coroutine on a new event loop and return its result."""
     harness.say(f"{step} ...")
     return asyncio.run(work)
 
@@ -126,8 +126,8 @@ def measure_load(cluster: LocalCluster, options: argparse.Namespace, samples: Sa
 
 
 def create_partitions(cluster: LocalCluster, partitions: int) -> list[TopicPartition]:
-    """Create topics of `BURST` partitions each until there are `partitions`, and return all of them. Raises KafkaError,
-    TimeoutError.
+    """Create topics with `BURST` partitions each until there are `partitions` in total, and return all partitions.
+    Raises KafkaError, TimeoutError.
     """
     created = []
     for first in range(0, partitions, BURST):
@@ -139,7 +139,7 @@ def create_partitions(cluster: LocalCluster, partitions: int) -> list[TopicParti
 
 
 class BurstLoad:
-    """A producer of bursts, and a consumer of all `partitions` of one cluster. A burst goes to one topic."""
+    """A producer of bursts and a consumer of all `partitions`, on one cluster. Each burst goes to one topic."""
 
     def __init__(self, bootstrap: str, partitions: Sequence[TopicPartition]) -> None:
         self._partitions = partitions
@@ -163,7 +163,7 @@ class BurstLoad:
 
     async def burst_ms(self) -> float:
         """Send one burst and return the milliseconds until it is consumed. Raises BenchError if the count is wrong,
-        TimeoutError after 180 s, KafkaError.
+        TimeoutError after 180 s, or KafkaError.
         """
         begin = time.perf_counter()
         deliveries = [await self._producer.send(to.topic, self._value, partition=to.partition) for to in self._targets]
@@ -179,8 +179,8 @@ class BurstLoad:
 
 
 async def alternate_bursts(many: BurstLoad, few: BurstLoad, rounds: int) -> tuple[list[float], list[float]]:
-    """Alternate bursts on both clusters, and return their milliseconds on `many` and on `few`, without the warm-up.
-    Closes both loads. Raises BenchError, KafkaError, TimeoutError.
+    """Alternate bursts between both clusters, and return their durations in ms on `many` and on `few`, without the
+    warm-up. Closes both loads. Raises BenchError, KafkaError, TimeoutError.
     """
     times: tuple[list[float], list[float]] = [], []
     try:
@@ -259,7 +259,7 @@ def run_once(options: argparse.Namespace, samples: Samples) -> None:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run, print the figures of all complete runs, and return the exit code of `harness.run`."""
+    """Run the benchmark, print the figures of all complete runs, and return the exit code of `harness.run`."""
     options = arguments(given)
     samples = Samples(list)
 

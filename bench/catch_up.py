@@ -58,7 +58,7 @@ def steps_of(log: str) -> list[float]:
     """Return the time of each of `STEPS` in a broker's log, in seconds since 1970. Raises QuorumError if a step is
     missing.
 
-    If the transfer was restarted, the first one counts.
+    If the transfer was restarted, its first attempt counts.
     """
     found: dict[str, float] = {}
     for line in log.splitlines():
@@ -146,7 +146,7 @@ def as_table(joined: Sequence[Joined]) -> str:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run, print the figures, and return the exit code of `harness.run`."""
+    """Run the benchmark, print the figures, and return the exit code of `harness.run`."""
     parser = harness.Parser("bench.catch_up", __doc__, "load a small image, once")
     parser.number("--topics", "topics with 10 partitions each", 100_000, 2000, least=1000, most=1_000_000)
     parser.number("--runs", "brokers that join", 3, 1, most=20)

@@ -57,7 +57,7 @@ class Span(NamedTuple):
 
 
 class Ratios(NamedTuple):
-    """A row of `ratios`: spans, one colour each, and the target."""
+    """A row in the chart of `ratios`: spans, each in its own colour, and the target."""
 
     name: str
     spans: Sequence[Span]
@@ -100,8 +100,8 @@ def lines(panels: Sequence[Panel], below: str) -> str:
 
 
 def columns(panels: Sequence[Series], hours: int) -> str:
-    """Draw counts over `hours` as SVG columns, panels stacked. The first and second panel share a scale, then the third
-    and fourth, and so on.
+    """Draw counts over `hours` as SVG columns in stacked panels. The first and second panel share a scale, then the
+    third and fourth, and so on.
     """
     figure, axes = _axes(len(panels), 1, 820, 150 * len(panels))
     for place, (each, series) in enumerate(zip(axes, panels, strict=True)):
@@ -115,7 +115,7 @@ def columns(panels: Sequence[Series], hours: int) -> str:
 
 
 def bars(panels: Sequence[Bars]) -> str:
-    """Return an SVG with bars and their values, panels stacked, each with its own scale."""
+    """Return an SVG with bars and their values in stacked panels, each with its own scale."""
     figure, axes = _axes(len(panels), 1, 820, 60 * len(panels) + 22 * sum(len(panel.names) for panel in panels))
     for each, panel in zip(axes, panels, strict=True):
         colours = [COLOURS[place % len(COLOURS)] for place in range(len(panel.names))]

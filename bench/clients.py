@@ -185,7 +185,9 @@ def measure(ours: str, theirs: str, options: argparse.Namespace, found: Found) -
 
 
 def rows_of(found: Found) -> list[dict[str, Any]]:
-    """Return a row per pair and size: median records per second of both, and median and range of the ratios."""
+    """Return a row per pair and size: the median records per second of both producers, and the median and range of
+    their ratios.
+    """
     rows: list[dict[str, Any]] = []
     for (name, size), rounds in found.items():
         ratios = [ours / theirs for ours, theirs in rounds]
@@ -221,7 +223,7 @@ def as_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run, print the figures that were measured, and return the exit code of `harness.run`."""
+    """Run the benchmark, print the figures that were measured, and return the exit code of `harness.run`."""
     options = arguments(given)
     found: Found = defaultdict(list)
 

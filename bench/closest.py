@@ -85,7 +85,7 @@ class Bytes(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Percentage (0 to 100) read in the own rack; nan if nothing was read."""
+        """Percentage (0 to 100) of bytes read within the consumer's rack; nan if nothing was read."""
         return 100 * self.own / (self.own + self.other) if self.own + self.other else nan
 
     def since(self, before: Bytes) -> Bytes:
@@ -94,8 +94,8 @@ class Bytes(NamedTuple):
 
 
 async def bytes_of_brokers(nodes: Iterable[NodeInfo]) -> Bytes:
-    """Return the bytes that these brokers have served to consumers so far, by their metrics. Only fetches that carry a
-    rack count. Raises OSError.
+    """Return the bytes that these brokers have served to consumers so far, according to their metrics. Only fetches
+    that specify a rack are counted. Raises OSError.
     """
     found: Counter[str] = Counter()
     for node in nodes:
@@ -130,7 +130,7 @@ class Reader:
         return Bytes(own, sum(by_node.values()) - own)
 
     async def read(self) -> None:
-        """Read all partitions and note the times of records and bytes, until cancelled. Raises KafkaError."""
+        """Read all partitions until cancelled, and record when records and bytes arrive. Raises KafkaError."""
         self.consumer.assign([(TOPIC, partition) for partition in range(PARTITIONS)])
         before = self.bytes
         while True:
@@ -159,8 +159,8 @@ class Reader:
         await self._until(lambda: all(times and times[-1] > since for times in self.times.values()), "records")
 
     async def wait_until_near(self, quiet_s: float) -> None:
-        """Wait until all partitions were read for `quiet_s` seconds from the own rack only. Raises BenchError after 60
-        s.
+        """Wait until all partitions have been read only from the consumer's rack for `quiet_s` seconds. Raises
+        BenchError after 60 s.
         """
         began = time.monotonic()
 
@@ -173,8 +173,8 @@ class Reader:
         await self._until(is_near, f"{quiet_s:g} s of reads in its own rack only")
 
     def gap_s(self, since: float) -> float:
-        """Return the longest time in seconds without records of a partition that ended at or after `since`. Raises
-        ValueError if there is none.
+        """Return the longest gap in seconds between records of a partition, of those gaps that ended at or after
+        `since`. Raises ValueError if there is none.
         """
         return max(
             after - before for times in self.times.values() for before, after in pairwise(times) if after >= since
@@ -182,9 +182,9 @@ class Reader:
 
 
 class Load:
-    """A producer at a steady rate, acks=all, and a reader in each rack, which run inside `async with`.
+    """A producer with acks=all at a steady rate and a reader in each rack. They run inside `async with`.
 
-    The end of the block raises the first error of the producer or a reader.
+    Leaving the block raises the first error of the producer or a reader.
     """
 
     def __init__(
@@ -234,7 +234,7 @@ class Load:
 
 async def wait_in_sync(bootstrap: str, replicas: int) -> float:
     """Wait until every partition has `replicas` replicas in sync, and return the time (`time.monotonic`). Raises
-    BenchError after 60 s, KafkaError.
+    KafkaError, or BenchError after 60 s.
     """
     deadline = time.monotonic() + WAIT_S
     async with AdminClient(bootstrap) as admin:
@@ -277,9 +277,9 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
 
 
 async def steady(brokers: Sequence[NodeInfo], load: Load, seconds: float, *, is_off: bool) -> tuple[Bytes, Bytes]:
-    """Wait for a steady state, and return the bytes that consumers and that brokers counted in the next `seconds`.
+    """Wait for a steady state, and return the bytes counted by consumers and by brokers in the next `seconds`.
 
-    The steady state is reading from the own rack only, except with `is_off`. Raises BenchError, OSError.
+    In the steady state, consumers read only from their own rack, except with `is_off`. Raises BenchError, OSError.
     """
     began = time.monotonic()
     for reader in load.readers:
@@ -294,10 +294,10 @@ async def steady(brokers: Sequence[NodeInfo], load: Load, seconds: float, *, is_
 async def measure(
     cluster: LocalCluster, mode: str, options: argparse.Namespace, *, kills: bool, consumers: Mapping[str, str]
 ) -> Outcome:
-    """Measure a mode on a new cluster. With `kills`, and except for mode `off`, the replica in the last rack is killed
-    and restarted.
+    """Measure a mode on a new cluster. With `kills`, the replica in the last rack is killed and restarted, unless the
+    mode is `off`.
 
-    Args: consumers: additional configuration of the consumers. Raises BenchError, ClusterError, KafkaError, OSError,
+    `consumers` is additional configuration of the consumers. Raises BenchError, ClusterError, KafkaError, OSError,
     TimeoutError.
     """
     brokers = [node for node in cluster.nodes if node.role.is_broker]
@@ -404,7 +404,7 @@ def figures(found: Found) -> dict[str, Any]:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run, print the figures that were measured, and return the exit code of `harness.run`."""
+    """Run the benchmark, print the figures that were measured, and return the exit code of `harness.run`."""
     options = arguments(given)
     found: Found = {}
 

@@ -51,8 +51,8 @@ FIGURES: Sequence[Figure] = (
 
 
 class Kept:
-    """Samples by round, shape and group, kept in a file that each addition replaces atomically. `is_fresh` ignores an
-    existing file.
+    """Samples by round, shape and group, kept in a file that each addition replaces atomically. With `is_fresh`, an
+    existing file is ignored.
     """
 
     def __init__(self, path: Path, is_fresh: bool) -> None:
@@ -64,15 +64,15 @@ class Kept:
             self.rounds = json.loads(path.read_text()).get("rounds", [])
 
     def missing(self, index: int, shape: Shape, groups: Sequence[str]) -> list[str]:
-        """Return those of `groups` that the shape has but round `index` (from 0) has no samples for."""
+        """Return the `groups` that belong to the shape but have no samples in round `index` (from 0)."""
         while len(self.rounds) <= index:
             self.rounds.append({})
         present = self.rounds[index].get(shape.key, {})
         return [name for name in groups if name in shape.groups and name not in present]
 
     def add(self, index: int, shape: Shape, group: str, samples: Samples | None, problem: str) -> None:
-        """Store the samples of a group in round `index` and in the file. If `samples` is None, keep only `problem`, and
-        not in the file.
+        """Store the samples of a group in round `index` and in the file. If `samples` is None, keep only `problem`,
+        which is not written to the file.
         """
         if samples is None:
             self.problems[f"{shape.label}: {group}"] = problem
@@ -115,7 +115,7 @@ class Row(NamedTuple):
 
 
 def rows_of(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> list[Row]:
-    """Return a row for each figure that has samples. A round is samples by key, by shape."""
+    """Return a row for each figure that has samples. Each round maps shapes to their samples by key."""
     rows = []
     for figure in FIGURES:
         key = figure.key
@@ -175,7 +175,7 @@ def as_markdown(rows: Sequence[Row], shapes: Sequence[Shape]) -> str:
 
 
 def chart(rows: Sequence[Row]) -> str:
-    """Return an SVG with the ratios to Apache Kafka with its own timeouts."""
+    """Return an SVG with the ratios of kipmesh to an Apache Kafka that has its own timeouts."""
     shown = []
     for row in rows:
         found = {key: row.ratios[key, "kafka"] for key in OURS if (key, "kafka") in row.ratios}
@@ -203,8 +203,8 @@ def as_text(kept: Kept) -> str:
 
 
 def names_of(known: Sequence[str]) -> Callable[[str], list[str]]:
-    """Return an argparse type that parses a comma-separated list of `known` names. It raises ArgumentTypeError for
-    another name.
+    """Return an argparse type that parses a comma-separated list of `known` names. It raises ArgumentTypeError for an
+    unknown name.
     """
 
     def parse(text: str) -> list[str]:

@@ -63,8 +63,8 @@ def brokers(bootstrap: str, timeout_s: float = 5) -> int:
 
 
 def create(bootstrap: str, topics: Mapping[str, int], config: Mapping[str, str] | None = None) -> dict[str, float]:
-    """Create topics (name to partitions) with three replicas, and return as `seconds` the time until all replicas are
-    in sync.
+    """Create `topics` (names with partition counts) with three replicas. Returns as `seconds` the time until all
+    replicas are in sync.
     """
     _library()
     library = importlib.import_module("confluent_kafka.admin")
@@ -91,8 +91,8 @@ def _is_complete(topic: Any, partitions: int) -> bool:
 
 
 def produce(bootstrap: str, topic: str, size: int, count: int) -> dict[str, float]:
-    """Produce `count` records of the mean size `size`. Returns `seconds` until the last acknowledgement, `bytes` of
-    values and `records`.
+    """Produce `count` records of mean size `size`. Returns `seconds` until the last acknowledgement, `bytes` of values
+    and `records`.
     """
     producer, values = _library().Producer({"bootstrap.servers": bootstrap, **PRODUCER}), json_values(size)
     failed: list[Any] = []
@@ -123,8 +123,8 @@ def produce(bootstrap: str, topic: str, size: int, count: int) -> dict[str, floa
 
 
 def consume(bootstrap: str, topic: str, partitions: int, count: int) -> dict[str, float]:
-    """Read `count` records of a topic from its beginning. Returns `seconds` from before the first request, `bytes` of
-    values and `records`.
+    """Read `count` records of a topic from its beginning. Returns `seconds` since just before the first request,
+    `bytes` of values and `records`.
     """
     ck = _library()
     consumer = ck.Consumer({"bootstrap.servers": bootstrap, **CONSUMER})
@@ -200,7 +200,7 @@ class Acknowledgements:
         return all(len(each) > 50 for each in self.came)
 
     def has_recovered(self, partition: int, killed_at: float) -> bool:
-        """Whether a record that was sent after `killed_at` is acknowledged, and so by a new leader."""
+        """Whether a new leader has acknowledged a record, that is, one sent after `killed_at`."""
         came = len(self.came[partition])
         return came > 0 and self.sent[partition][came - 1] > killed_at
 

@@ -39,7 +39,7 @@ class Apache:
     """A running cluster of three Apache Kafka brokers with additional properties, started by the constructor. Brokers
     are numbered from 1.
 
-    Methods and constructor raise KafkaMissingError.
+    The constructor and the methods raise KafkaMissingError.
     """
 
     def __init__(self, properties: Mapping[str, str]) -> None:
@@ -55,7 +55,7 @@ class Apache:
         return system.with_children(broker.pid for broker in self._alive())
 
     def kill(self, broker: int) -> None:
-        """Send SIGKILL to the broker with this id and wait for its end."""
+        """Send SIGKILL to the broker with this id and wait for it to exit."""
         self._cluster.brokers[broker - 1].kill()
 
     def restart(self, broker: int) -> None:
@@ -63,14 +63,16 @@ class Apache:
         self._cluster.brokers[broker - 1].start()
 
     def bytes_out(self) -> float:
-        """Return the bytes that the running brokers have sent to consumers since their start, by their metrics."""
+        """Return the bytes that the running brokers have sent to consumers since their start, according to their
+        metrics.
+        """
         name = "kafka.server:type=BrokerTopicMetrics,name=BytesOutPerSec"
         found = [jmx_values(broker, [name]) for broker in self._alive()]
         return sum(value for each in found for key, value in each.items() if key.endswith(":Count"))
 
     def stop(self) -> None:
-        """Kill all nodes and delete their data. A clean stop of the last ones would wait a minute for the
-        lost quorum.
+        """Kill all nodes and delete their data. In a clean stop, the last nodes would wait a minute for the lost
+        quorum.
         """
         for broker in self._alive():
             broker.kill()
@@ -111,7 +113,7 @@ class Ours:
         return next(node.name for node in self._brokers() if node.node_id == broker)
 
     def bytes_out(self) -> float:
-        """Return the bytes that all brokers have sent to consumers since their start, by their metrics.
+        """Return the bytes that all brokers have sent to consumers since their start, according to their metrics.
         Raises OSError.
         """
         name = "kafka_server_brokertopicmetrics_bytesout_total"
@@ -127,7 +129,7 @@ _ALL = ("ready", "memory", "latency", "produce", "consume", "failover", "many")
 
 
 class Shape(NamedTuple):
-    """A kind of cluster to compare. `properties` are additional ones for Apache Kafka."""
+    """A kind of cluster to compare. `properties` are additional properties of Apache Kafka's brokers."""
 
     key: str
     label: str
@@ -138,8 +140,8 @@ class Shape(NamedTuple):
     """Groups of figures that are measured."""
 
     def start(self) -> tuple[Running, float]:
-        """Start a cluster, and return it with the seconds until a client sees three brokers. Raises BenchError after
-        180 s, ClusterError.
+        """Start a cluster, and return it with the seconds until a client sees three brokers. Raises ClusterError, or
+        BenchError after 180 s.
         """
         begin = time.perf_counter()
         running: Running = Ours(self.leaders) if self.leaders else Apache(self.properties)
@@ -171,7 +173,7 @@ WARM_RECORDS = 40_000
 
 
 class Sizes(NamedTuple):
-    """Numbers of records, topics and kills, and seconds of waiting, of the steps."""
+    """Numbers of records, topics and kills, and waiting times in seconds, for the steps."""
 
     large_records: int = 200_000
     small_records: int = 800_000
@@ -205,7 +207,7 @@ def client(verb: str, **given: Any) -> dict[str, float]:
 
 @dataclass(slots=True)
 class Figures:
-    """Measures the groups of figures on one cluster. A method named like a group returns its samples by key and raises
+    """Measures the groups of figures on one cluster. A method named after a group returns its samples by key and raises
     BenchError.
     """
 
@@ -234,8 +236,8 @@ class Figures:
         return found
 
     def _served(self, step: str, before: float, least: float) -> float:
-        """Return the bytes that brokers have sent since the count `before`, by their metrics. Raises BenchError if
-        these are fewer than `least`.
+        """Return the bytes that brokers have sent since the count `before`, according to their metrics. Raises
+        BenchError if these are fewer than `least`.
         """
         time.sleep(1)
         served = self._running.bytes_out() - before
@@ -257,8 +259,8 @@ class Figures:
         }
 
     def consume(self) -> Samples:
-        """Measure reading all produced records (MB/s) with librdkafka and with Kafka's performance tool. Checks that
-        the brokers counted the bytes. Produces first if necessary.
+        """Measure the throughput (MB/s) of reading all produced records with librdkafka and with Kafka's performance
+        tool. Checks that the brokers counted the bytes. Produces first if necessary.
         """
         if not self._produced:
             self.produce()
@@ -286,8 +288,8 @@ class Figures:
         return float(row["fetch.MB.sec"]) * (1 << 20) / 1e6  # excludes joining the group
 
     def failover(self) -> Samples:
-        """Kill the leader of a partition several times, and return the median and the longest gap in seconds. Before
-        the next kill, the broker is back and in sync.
+        """Kill the leader of a partition several times, and return the median and the longest gap in seconds. Waits
+        before the next kill until the broker is back in sync.
         """
         bootstrap = self._running.bootstrap
         config = {"min.insync.replicas": "2"}
@@ -302,8 +304,8 @@ class Figures:
         return {"failover_gap_s": statistics.median(gaps), "failover_gap_max_s": max(gaps)}
 
     def _kill_leader(self) -> float:
-        """Kill the leader at a random time, as clients and brokers have timers of seconds. Return the longest gap in
-        seconds.
+        """Kill the leader at a random time, because clients and brokers have timers of several seconds. Return the
+        longest gap in seconds.
         """
         given = {"bootstrap": self._running.bootstrap, "topic": FAILOVER_TOPIC, "delay_s": random.uniform(0, 2)}
         command = [sys.executable, "-m", "bench.compare_clients", "failover", json.dumps(given)]
@@ -359,7 +361,7 @@ def measure(
     say: Callable[[str], None],
     keep: Callable[[str, Samples | None, str], None],
 ) -> None:
-    """Measure the wanted groups of figures, on as many clusters as these need, and stop the clusters.
+    """Measure the wanted groups of figures, on as many clusters as they need, and stop the clusters.
 
     Calls `keep` for each group with its name, its samples and "", or with None and the error. `say` prints progress.
     """

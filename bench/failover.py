@@ -80,8 +80,8 @@ Gaps: TypeAlias = defaultdict[str, list[float]]
 
 
 class Outcome(NamedTuple):
-    """Effect of one fault. `gap_s` is the longest time between two acknowledgements, the second of them after the begin
-    of the fault.
+    """Effect of one fault. `gap_s` is the longest time between two acknowledgements, the second of them after the fault
+    began.
     """
 
     gap_s: float
@@ -95,11 +95,13 @@ class Outcome(NamedTuple):
 def inject_fault(
     cluster: QuorumCluster, kind: str, load: ContinuousLoad, current: Callable[[], str], counts: tuple[int, int, int]
 ) -> tuple[Outcome, float]:
-    """Cause a fault under load, end it, and return its effect and the time of its begin (`time.monotonic`). Raises
+    """Cause a fault under load, end it, and return its effect and the time when it began (`time.monotonic`). Raises
     QuorumError, TimeoutError.
 
-    Args: kind: key of `FAULTS`; current: returns the name of the node that the fault happens to; counts: minimum of
-    acknowledgements before the fault, while it lasts, and after its end.
+    Args:
+        kind: key of `FAULTS`.
+        current: returns the name of the node to which the fault happens.
+        counts: minimum numbers of acknowledgements before, during and after the fault.
     """
     fault, (first, during, after) = FAULTS[kind], counts
     with load:
@@ -118,8 +120,8 @@ def fail_controller(cluster: QuorumCluster, kind: str, topics: tuple[int, int, i
     """Cause a fault of the active controller while clients create topics, and return its effect. Raises QuorumError,
     KafkaError, TimeoutError.
 
-    The gap may also be after the end of the fault, which can cause another election. `topics` are minimum numbers of
-    created topics before, during and after the fault.
+    The gap may also follow the end of the fault, because that end can cause another election. `topics` are the minimum
+    numbers of topics created before, during and after the fault.
     """
     brokers = [broker.grpc for broker in cluster.brokers]
     creations = Creations(cluster.portal, brokers, f"{kind}-{time.monotonic_ns() // 1_000_000}")
@@ -146,7 +148,7 @@ def create_topic(cluster: QuorumCluster) -> None:
 
 def leader(cluster: QuorumCluster) -> str:
     """Wait until the partition of `TOPIC` has a leader and three replicas in sync, and return the leader's name. Raises
-    QuorumError after 60 s, KafkaError.
+    KafkaError, or QuorumError after 60 s.
     """
     found = (-1, 0)
 
@@ -177,7 +179,7 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
 def run_cluster(run: str, kinds: Sequence[str], config: dict[str, str], gaps: Gaps, *, of_leader: bool) -> None:
     """Start a cluster, cause the faults `kinds` on it one after the other, and add the gaps in seconds to `gaps`.
 
-    `of_leader` says whether all kinds are faults of a partition's leader or of the active controller. Raises
+    If `of_leader` is set, all kinds are faults of a partition's leader, otherwise of the active controller. Raises
     QuorumError, KafkaError, TimeoutError.
     """
     with (
@@ -208,7 +210,7 @@ def run_all(options: argparse.Namespace, gaps: Gaps) -> None:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run, print the figures that were measured, and return the exit code of `harness.run`."""
+    """Run the benchmark, print the figures that were measured, and return the exit code of `harness.run`."""
     options = arguments(given)
     gaps: Gaps = defaultdict(list)
 

@@ -78,7 +78,7 @@ class _Costs:
         self.apply_s += end - begin
 
     def figures(self) -> dict[str, Any]:
-        """Return sizes in bytes and times in ms, by name. `*_sent_*` are bytes to all 99 observers."""
+        """Return sizes in bytes and times in ms, by name. `*_sent_*` are bytes sent to all 99 observers."""
         return {
             "records": self.records,
             "record_bytes": self.values_bytes / max(self.records, 1),
@@ -188,7 +188,7 @@ class _CountedFile:
 
 
 class CountingFileSystem(RealFileSystem):
-    """The real file system, which counts bytes read and written by kind of file: `snapshot`, and `log` with all other
+    """The real file system, which counts bytes read and written by kind of file: `snapshot`, and `log` for all other
     files.
     """
 
@@ -223,18 +223,18 @@ class Compaction(NamedTuple):
 def compaction(clean_bytes: float, dirty_bytes: float) -> Compaction:
     """Compute the traffic of log compaction that starts when `dirty_bytes` of changes follow `clean_bytes`.
 
-    It reads the changes to map keys to offsets, and reads both parts to copy the live records. The size of the state
-    does not change.
+    Compaction reads the changes to map keys to offsets, and reads both parts to copy the live records. The size of the
+    state does not change.
     """
     return Compaction(1.0, (clean_bytes + dirty_bytes) / dirty_bytes, clean_bytes / dirty_bytes)
 
 
 def measure_changes(directory: Path, state_bytes: int, limit_bytes: int) -> dict[str, Any]:
-    """Change a state of about `state_bytes` until `SNAPSHOTS` more snapshots were due, and return counts and bytes
-    since the first snapshot.
+    """Change a state of about `state_bytes` until `SNAPSHOTS` more snapshots have become due, and return counts and
+    bytes since the first snapshot.
 
-    A snapshot is due after `limit_bytes` of changes, by the nodes' schedule. Records go through a real log and are read
-    from it as a state machine reads them.
+    A snapshot is due after `limit_bytes` of changes, according to the nodes' schedule. Records go through a real log
+    and are read from it as a state machine reads them.
     """
     fs = CountingFileSystem()
     config = TopicConfig.parse({"segment.bytes": 64 << 20, "retention.ms": -1, "max.message.bytes": 1 << 24})
@@ -340,8 +340,8 @@ def _row(name: str, values: Sequence[str | None]) -> tuple[str, ...]:
 
 
 def failure_rows(records: Figures, event: Figures) -> list[tuple[str, ...]]:
-    """Return the rows of the failure's table: the estimates of KIP-630 and the measured figures, with a record per
-    partition and with one event.
+    """Return the rows of the table for the failure: the estimates of KIP-630 and the measured figures, with a record
+    per partition and with one event.
     """
     columns = (seed_of(records["partitions"], 40), records, seed_of(1, 8), event)
 
@@ -369,7 +369,7 @@ def failure_rows(records: Figures, event: Figures) -> list[tuple[str, ...]]:
 
 
 def change_rows(changes: Figures) -> list[tuple[str, ...]]:
-    """Return the rows of the changing state's table, in MB per MB of change."""
+    """Return the rows of the table for the changing state, in MB per MB of change."""
     state, change = changes["snapshot_bytes"], changes["log_bytes"]
     measured = (
         changes["log_read_bytes"] / change,
@@ -414,7 +414,7 @@ def as_tables(figures: Mapping[str, Figures], *, markdown: bool) -> str:
 
 
 def run_step(step: str, options: argparse.Namespace) -> Figures:
-    """Measure the part `step` (of `STEPS`) in this process and return its figures."""
+    """Measure the part `step`, one of `STEPS`, in this process and return its figures."""
     if step == "changes":
         share = QUICK if options.quick else 1
         with tempfile.TemporaryDirectory() as directory:

@@ -84,7 +84,8 @@ class NodeInfo:
     def with_addresses(self, new: Callable[[], str], *, has_http: bool) -> NodeInfo:
         """Return the node with an address from `new` for each of its listeners.
 
-        Controllers have gRPC, brokers gRPC and Kafka, consumers neither. Each also has HTTP if `has_http`.
+        Controllers have a gRPC listener, brokers gRPC and Kafka listeners, consumers neither. Every node also has an
+        HTTP listener if `has_http`.
         """
         return replace(
             self,
@@ -123,7 +124,7 @@ class ClusterState:
 
     @property
     def bootstrap(self) -> str:
-        """Comma-separated gRPC addresses (host:port) of all brokers, running or not; "" if none has one."""
+        """Comma-separated gRPC addresses (host:port) of all brokers, running or not; empty if none has one."""
         return ",".join(node.grpc for node in self.nodes if node.role.is_broker and node.grpc)
 
     @property
@@ -152,7 +153,7 @@ class ClusterState:
     def check_unchanged(self, config: Mapping[str, str]) -> None:
         """Raise ClusterError if a value in `config` differs from the cluster's, or its key is not set there.
 
-        Keys that are missing in `config` are not compared.
+        Keys that are missing from `config` are not compared.
         """
         changed = sorted(key for key, value in config.items() if self.config.get(key) != value)
         if changed:
@@ -236,9 +237,9 @@ def plan(
 ) -> tuple[NodeInfo, ...]:
     """Return the nodes of a cluster: `known` and those that `counts` adds, sorted by role.
 
-    `counts` are totals; unset ones keep the number of known nodes or, if `known` is empty, are those of `defaults`.
-    Raises ClusterError if a role would lose nodes, controllers of an existing cluster would change in number, the total
-    exceeds NODES_MAX, a new cluster would not have 1, 3 or 5 controllers, or there is no broker.
+    `counts` are totals. An unset count is the number of known nodes or, if `known` is empty, the one in `defaults`.
+    Raises ClusterError if a role would lose nodes, the number of controllers of an existing cluster would change, the
+    total exceeds NODES_MAX, a new cluster would not have 1, 3 or 5 controllers, or there is no broker.
     """
     nodes = list(known)
     for role in Role:
@@ -282,7 +283,7 @@ def has_majority(nodes: Sequence[NodeInfo], running: int) -> bool:
 
 
 def properties(state: ClusterState, node: NodeInfo, config: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties (key to value) of a node's configuration file.
+    """Return the properties of a node's configuration file, by key.
 
     `config` contains the user's settings for this role and takes precedence.
     """

@@ -27,10 +27,11 @@ from kipmesh.cluster.single import SingleCluster
 class LocalCluster:
     """A cluster on this machine, running from `up()` (or `with`) to `down()`.
 
-    Args: mode: "single" (this process) or "processes"; controllers, leaders, followers, consumers: numbers of nodes,
-    default 1, 1, 2 and 0, or those of an existing cluster in `dir` with mode="processes"; dir: data directory, kept by
-    `down`, default a temporary one; config: settings by dotted key, each for all nodes that know the key; tls: TLS on
-    all listeners; start_timeout_s: limit for starting, in seconds.
+    `mode` is "single" (all nodes in this process) or "processes". `controllers`, `leaders`, `followers` and `consumers`
+    are numbers of nodes. Their defaults are 1, 1, 2 and 0 or, with mode="processes", the numbers of an existing cluster
+    in `dir`. `dir` is the data directory, which `down` keeps. Without `dir`, a temporary directory is used. `config`
+    contains settings by dotted key, which apply to all nodes that know the key. `tls` enables TLS on all listeners.
+    `start_timeout_s` limits the time for starting.
 
     Raises ValueError for an unknown mode. All properties and methods except `up` and `down` raise ClusterError while
     the cluster is not up, and those that take a name also for an unknown node.
@@ -61,7 +62,7 @@ class LocalCluster:
         self._backend: ProcessCluster | SingleCluster | None = None
 
     def up(self) -> Self:
-        """Start all nodes and return the cluster when every node is ready. After an error it is down again.
+        """Start all nodes and return the cluster when every node is ready. After an error, the cluster is down again.
 
         Raises InvalidConfigError for a bad setting, and ClusterError if the cluster is already up, the numbers of nodes
         are impossible, or a node does not start in time. In mode="single" also raises the error of a node that fails to
@@ -164,30 +165,31 @@ class LocalCluster:
     def start(self, name: str) -> None:
         """Start a stopped node and wait until it is ready.
 
-        Does not wait for readiness of a controller if too few controllers run to elect a leader of the quorum. Raises
-        ClusterError if the node runs already or does not start in time; in mode="single" also the error of a node that
+        Does not wait for a controller if too few controllers are running to elect a quorum leader. Raises ClusterError
+        if the node is already running or does not start in time. In mode="single" also raises the error of a node that
         fails to start.
         """
         self._running.start(name)
 
     def stop(self, name: str) -> None:
-        """Shut down a node gracefully and wait until it has ended (a process: SIGTERM, after 15 s SIGKILL).
+        """Shut down a node gracefully and wait until it has ended.
 
-        Raises ClusterError if the node does not run.
+        A process receives SIGTERM and, if it has not ended after 15 s, SIGKILL. Raises ClusterError if the node is not
+        running.
         """
         self._running.stop(name)
 
     def kill(self, name: str) -> None:
-        """Stop a node like a crash: by SIGKILL, or without shutdown steps in mode="single".
+        """Stop a node as if it crashed: with SIGKILL, or without shutdown steps in mode="single".
 
-        Consumers in mode="single" are shut down gracefully. Raises ClusterError if the node does not run.
+        Consumers in mode="single" are shut down gracefully. Raises ClusterError if the node is not running.
         """
         self._running.kill(name)
 
     def pause(self, name: str) -> None:
         """Pause a node's process (SIGSTOP) and wait until it is paused.
 
-        Raises ClusterError in mode="single", if the node does not run, or if it is not paused after 15 s.
+        Raises ClusterError in mode="single", if the node is not running, or if it is not paused after 15 s.
         """
         self._processes("pause").pause(name)
 

@@ -48,7 +48,8 @@ def choose(number: int, taken: Collection[int] = ()) -> list[int]:
 class PortReservation:
     """Ports reserved for this cluster's servers until `close`.
 
-    On Linux no other reservation, also in other processes, chooses them. Elsewhere they are only checked, not reserved.
+    On Linux no other reservation chooses them, not even in another process. Elsewhere they are only checked, not
+    reserved.
     """
 
     def __init__(self) -> None:

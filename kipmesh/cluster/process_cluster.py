@@ -69,7 +69,7 @@ class NodeHook(Protocol):
 
 
 class NodeStatus(NamedTuple):
-    """A node and its state: "ready", "not ready" (it runs), "paused" or "stopped"."""
+    """A node and its state: "ready", "not ready" (but running), "paused" or "stopped"."""
 
     node: NodeInfo
     state: str
@@ -87,9 +87,10 @@ def _ignore(_name: str, _event: str) -> None:
 class ProcessCluster:
     """The cluster in one directory. Each public method except `close` and `detach` is one command.
 
-    Args: directory: cluster.json and the nodes' directories; owned: nodes stop when this process dies; defaults: counts
-    of a new cluster; start_timeout_s: seconds until all nodes must be ready; stop_timeout_s: seconds from SIGTERM until
-    SIGKILL; on_event: called for each change of a node's state; hook: changes how nodes start.
+    `directory` contains cluster.json and the nodes' directories. With `owned`, the nodes stop when this process dies.
+    `defaults` are the counts of a new cluster. All nodes must be ready within `start_timeout_s`. SIGKILL follows
+    `stop_timeout_s` after SIGTERM. `on_event` is called for each change of a node's state. `hook` changes how nodes
+    start.
 
     All commands raise ClusterError if cluster.json is invalid or, except `up`, missing. `up`, `down`, `start`, `stop`
     and `kill` also raise it after waiting LOCK_TIMEOUT_S for another command.
@@ -126,14 +127,14 @@ class ProcessCluster:
         return state
 
     def up(self, counts: Counts, config: Mapping[str, str], *, tls: bool | None = None) -> bool:
-        """Start the nodes that do not run, including those that `counts` adds, and wait until they are ready.
+        """Start the nodes that are not running, including those that `counts` adds, and wait until they are ready.
 
         Returns False if there were none. `config` is added to the stored configuration; `tls` applies to a new cluster,
         and None accepts the setting of an existing one.
 
-        Raises InvalidConfigError for a bad setting. Raises ClusterError if `tls` differs from the existing cluster,
-        `config` would change while nodes run, the counts are impossible, or a node exits or is not ready after
-        `start_timeout_s`. The nodes that this call started are then stopped.
+        Raises InvalidConfigError for a bad setting. Raises ClusterError if `tls` differs from the existing cluster's
+        setting, `config` would change while nodes are running, the counts are impossible, or a node exits or is not
+        ready after `start_timeout_s`. In that case, the nodes that this call started are stopped.
         """
         if not self.directory.exists():
             self._check_new(counts, config, tls)
@@ -165,9 +166,9 @@ class ProcessCluster:
             return True
 
     def down(self) -> bool:
-        """Stop all nodes, controllers last, and kill those that still run after `stop_timeout_s`.
+        """Stop all nodes, controllers last, and kill those that are still running after `stop_timeout_s`.
 
-        Returns whether any node ran (or was paused). Raises ClusterError, see the class.
+        Returns whether any node was running or paused. Raises ClusterError as described in the class.
         """
         with self._locked():
             state = self.state()
@@ -180,10 +181,10 @@ class ProcessCluster:
             return bool(alive)
 
     def start(self, name: str, *, wait: bool = True) -> NodeStatus:
-        """Start a stopped node and return its status, after it is ready if `wait`.
+        """Start a stopped node, wait until it is ready if `wait`, and return its status.
 
-        A controller only has to listen if too few controllers run to elect a leader of the quorum. Raises ClusterError
-        if the node is unknown, runs already, exits, or is not ready after `start_timeout_s`.
+        If too few controllers are running to elect a quorum leader, a controller only has to listen. Raises
+        ClusterError if the node is unknown, is already running, exits, or is not ready after `start_timeout_s`.
         """
         with self._locked():
             state = self.state()
@@ -198,20 +199,20 @@ class ProcessCluster:
             return NodeStatus(started, processes.status_of(started))
 
     def kill(self, name: str) -> None:
-        """Kill a node (SIGKILL) and wait until it is gone. Raises ClusterError if it is unknown or does not run."""
+        """Kill a node (SIGKILL) and wait until it is gone. Raises ClusterError if it is unknown or not running."""
         self._end(name, signal.SIGKILL)
 
     def stop(self, name: str) -> None:
         """Stop a node (SIGTERM) and wait until it is gone; kill it after `stop_timeout_s`.
 
-        Raises ClusterError if it is unknown or does not run.
+        Raises ClusterError if it is unknown or not running.
         """
         self._end(name, signal.SIGTERM)
 
     def pause(self, name: str) -> None:
         """Pause a node (SIGSTOP) and wait until it is paused. It keeps its connections but does not respond.
 
-        Raises ClusterError if it is unknown, does not run, or still runs after PAUSE_TIMEOUT_S.
+        Raises ClusterError if it is unknown, not running, or not paused after PAUSE_TIMEOUT_S.
         """
         self._signal(name, signal.SIGSTOP)
         node = self.state().node(name)
@@ -247,7 +248,7 @@ class ProcessCluster:
     # --- starting
 
     def _check_new(self, counts: Counts, config: Mapping[str, str], tls: bool | None) -> None:
-        """Check the arguments of a new cluster before it has a directory. Raises ClusterError, InvalidConfigError."""
+        """Check the arguments of a new cluster before it has a directory. Raises ClusterError or InvalidConfigError."""
         state = self._planned(None, counts, config, tls)
         addresses = (f"{ports.HOST}:{number}" for number in range(1, 3 * len(state.nodes) + 1))
         placed = [node.with_addresses(addresses.__next__, has_http=True) for node in state.nodes]
@@ -416,7 +417,7 @@ class ProcessCluster:
             raise ClusterError(f"{name} is not running")
 
     def _reap(self) -> None:
-        """Reap children that exited, so that they do not remain zombies. Does not wait for running ones."""
+        """Reap children that have exited, so that they do not remain zombies. Does not wait for running ones."""
         for child in self._children:
             if processes.identity(child.pid) is None:
                 with suppress(subprocess.TimeoutExpired):
@@ -424,7 +425,7 @@ class ProcessCluster:
         self._children = [child for child in self._children if child.returncode is None]
 
     def detach(self) -> None:
-        """Forget the child processes, so that this process can exit without waiting for them or a warning."""
+        """Forget the child processes, so that this process can exit without a warning or waiting for them."""
         for child in self._children:
             child.returncode = 0  # avoids the warning of Popen's finalizer
         self._children = []

@@ -69,7 +69,7 @@ def _boot_id() -> str:
 
 
 def identity(pid: int) -> str | None:
-    """Return a text that identifies the process even if its pid is reused (boot id, start time); None if it is gone."""
+    """Return a string that identifies the process even if its pid is reused (boot id, start time); None if gone."""
     stat = _stat(pid)
     return None if stat is None or stat.is_gone else f"{_boot_id()}:{stat.started}"
 
@@ -119,8 +119,8 @@ def wait_gone(wanted: Iterable[tuple[int | None, str | None]], timeout_s: float)
 def probe(address: str, path: str, *, certs: str | None = None) -> int | None:
     """Return the HTTP status of a GET request to `address` (host:port).
 
-    None if it cannot connect or receives no valid response. Uses TLS if `certs` names a directory, whose `ca.crt` is
-    trusted.
+    Returns None if it cannot connect or receives no valid response. If `certs` names a directory, uses TLS and trusts
+    the directory's `ca.crt`.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -157,7 +157,7 @@ def listens(address: str) -> bool:
 
 
 def log_tail(file: Path, offset: int, *, lines: int) -> list[str]:
-    """Return at most `lines` last lines that were written to a log after `offset` (bytes), from its last 64 KiB.
+    """Return up to `lines` of the last lines written to a log after byte `offset`, reading only its last 64 KiB.
 
     Empty if the log cannot be read.
     """
@@ -180,12 +180,12 @@ def is_alive(node: NodeInfo) -> bool:
 
 
 def is_ready(node: NodeInfo) -> bool:
-    """Return whether a node's `/readyz` responds with 200. False without an HTTP listener."""
+    """Return whether a node's `/readyz` responds with 200. False if it has no HTTP listener."""
     return node.http is not None and probe(node.http, "/readyz", certs=node.certs) == 200
 
 
 def is_listening(node: NodeInfo) -> bool:
-    """Return whether a node's gRPC listener accepts connections. False without such a listener."""
+    """Return whether a node's gRPC listener accepts connections. False if it has no such listener."""
     return node.grpc is not None and listens(node.grpc)
 
 
@@ -197,7 +197,7 @@ def without_process(node: NodeInfo) -> NodeInfo:
 def may_become_ready(state: ClusterState, node: NodeInfo) -> bool:
     """Return whether `node` can become ready once started.
 
-    Always true for other roles. A controller needs a majority of controllers running (not paused), itself included.
+    A controller needs a majority of controllers running (not paused), itself included. Always true for other roles.
     """
     if node.role is not Role.CONTROLLER:
         return True

@@ -68,9 +68,10 @@ def kipmesh_topic_prefix(request: pytest.FixtureRequest, _kipmesh_test_numbers: 
 def kipmesh_topic(kipmesh_bootstrap: str, kipmesh_topic_prefix: str) -> Callable[..., str]:
     """Return a function that creates a topic and returns its full name: `kipmesh_topic("orders", partitions=3)`.
 
-    The full name starts with `kipmesh_topic_prefix`. Defaults: name "topic", one partition, the brokers' replication
-    factor. Other keyword arguments are topic settings with underscores for dots, for example `retention_ms="60000"`.
-    The function raises KafkaError if the topic cannot be created, for example because it exists.
+    The full name starts with `kipmesh_topic_prefix`. The defaults are the name "topic", one partition and the brokers'
+    replication factor. Other keyword arguments are topic settings with underscores for dots, for example
+    `retention_ms="60000"`. The function raises KafkaError if the topic cannot be created, for example because it
+    exists.
     """
 
     def make(name: str = "topic", *, partitions: int = 1, replication_factor: int = -1, **configs: str) -> str:

@@ -84,7 +84,7 @@ def listeners(node: NodeInfo, advertised: Mapping[str, Sequence[str]]) -> Mappin
 def _advertised(options: argparse.Namespace, stop: threading.Event) -> Mapping[str, Sequence[str]] | None:
     """Return `{"mesh": [HOST:PORT, ...], "kafka": [...]}`, one address per broker.
 
-    Waits for `--advertise-file`; None if `stop` is set first. Raises ValueError if the file has another number of
+    Waits for `--advertise-file`; None if `stop` is set first. Raises ValueError if the file has a different number of
     addresses.
     """
     if options.advertise_file is None:

@@ -34,7 +34,7 @@ RESERVED = frozenset(
 
 
 def config_type(role: Role) -> type[Config]:
-    """Return the configuration class of a role's service: one for controllers, for consumers, and for brokers."""
+    """Return the configuration class of a role's service. Leaders and followers share the class for brokers."""
     match role:
         case Role.CONTROLLER:
             return ControllerConfig

@@ -34,8 +34,8 @@ def _handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], 
 def signals_as_interrupt() -> Iterator[None]:
     """Raise `Terminated` in the main thread on SIGTERM and SIGHUP, so that the block can clean up.
 
-    A signal that is ignored (SIGHUP under nohup) or has a handler keeps its treatment. Raises ValueError outside the
-    main thread.
+    A signal that is ignored (SIGHUP under nohup) or already has a handler is left as it is. Raises ValueError outside
+    the main thread.
     """
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:
@@ -47,7 +47,7 @@ def signals_as_interrupt() -> Iterator[None]:
 
 @contextmanager
 def deferred_signals() -> Iterator[None]:
-    """Delay SIGINT, SIGTERM and SIGHUP that arrive in the block until it ends, also if it raises.
+    """Delay SIGINT, SIGTERM and SIGHUP that arrive in the block until it ends, even if it raises.
 
     Ignored signals stay ignored. Does nothing outside the main thread. Replaces the handlers instead of blocking the
     signals, because child processes inherit blocked signals.

@@ -40,8 +40,8 @@ class _Node(Protocol):
 class SingleCluster:
     """A cluster whose nodes all run in one background thread. `up` can be called once.
 
-    Args: directory: data of the nodes; start_timeout_s: limit for starting nodes, in seconds; properties: returns
-    settings of a node that override those of the cluster.
+    `directory` contains the nodes' data. `start_timeout_s` limits the time for starting nodes. `properties` returns
+    settings of a node, which override those of the cluster.
 
     Methods that take a node's name raise ClusterError for an unknown one, and before `up`.
     """
@@ -71,8 +71,8 @@ class SingleCluster:
     def node_object(self, name: str) -> Any:
         """Return the node (ControllerNode, BrokerNode or ConsumerNode), for tests.
 
-        It may only be used in the event loop of the cluster's thread. Raises ClusterError if the node is unknown or
-        does not run.
+        It may only be used in the event loop of the cluster's thread. Raises ClusterError if the node is unknown or not
+        running.
         """
         try:
             return self._nodes[self.state().node(name).name]
@@ -80,7 +80,7 @@ class SingleCluster:
             raise ClusterError(f"{name} is not running") from None
 
     def up(self, counts: Counts, config: Mapping[str, str], *, tls: bool | None = None) -> None:
-        """Start all nodes and return when they are ready. After an error all are stopped.
+        """Start all nodes and return when they are ready. After an error, all are stopped.
 
         Raises ClusterError for impossible counts or a timeout, InvalidConfigError for a bad setting, or the error of a
         node that failed to start. `tls` None means no TLS.

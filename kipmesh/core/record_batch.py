@@ -82,7 +82,7 @@ class BatchHeader(NamedTuple):
         return self.attributes & _COMPRESSION_MASK
 
     def with_records(self, size_bytes: int, compression: int) -> BatchHeader:
-        """Return the header for the same records in another compression and size; its CRC must be recomputed."""
+        """Return the header for the same records with another compression and size. The CRC must be recomputed."""
         attributes = self.attributes & ~_COMPRESSION_MASK | compression
         return self._replace(batch_length=HEADER_BYTES - LOG_OVERHEAD_BYTES + size_bytes, attributes=attributes)
 
@@ -160,10 +160,10 @@ def peek(data: Buffer, position: int = 0) -> tuple[int, int]:
 
 
 def whole_batches(data: Buffer, max_bytes: int, max_offset: int) -> tuple[int, int]:
-    """Return (size in bytes, offset after them) of the leading whole batches within both limits.
+    """Return (size in bytes, next offset) of the whole batches at the start of `data` that are within both limits.
 
-    A batch is included if it ends within `max_bytes` and all its offsets are below `max_offset`. (0, 0) if there is
-    none. Raises CorruptRecordError for an impossible length; nothing else is checked.
+    A batch is included if it ends within `max_bytes` and all its offsets are below `max_offset`. Returns (0, 0) if
+    there is none. Raises CorruptRecordError for an impossible length; nothing else is checked.
     """
     position = next_offset = 0
     end = min(len(data), max_bytes)
@@ -180,7 +180,7 @@ def whole_batches(data: Buffer, max_bytes: int, max_offset: int) -> tuple[int, i
 
 
 def check_crc(data: Buffer, position: int, header: BatchHeader) -> None:
-    """Check that the batch is complete and its CRC-32C is correct. Raises CorruptRecordError."""
+    """Raise CorruptRecordError unless the batch is complete and its CRC-32C is correct."""
     end = position + header.size_bytes
     if end > len(data):
         raise _incomplete(data, position, header)
@@ -199,8 +199,8 @@ def _incomplete(data: Buffer, position: int, header: BatchHeader) -> CorruptReco
 def assign(batch: Buffer, base_offset: int, leader_epoch: int, log_append_time_ms: int | None = None) -> bytes:
     """Return the batch with this base offset and leader epoch.
 
-    With `log_append_time_ms`, also sets that timestamp for all records and a new CRC, and raises CorruptRecordError for
-    an invalid header. Otherwise nothing is checked.
+    With `log_append_time_ms`, also sets that timestamp for all records, updates the CRC, and raises CorruptRecordError
+    for an invalid header. Otherwise nothing is checked.
     """
     length = int.from_bytes(memoryview(batch)[8:12], "big", signed=True)
     prefix = _OFFSET_LENGTH_EPOCH.pack(base_offset, length, leader_epoch)

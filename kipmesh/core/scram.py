@@ -48,7 +48,7 @@ class ClientFirst(NamedTuple):
 
 
 def salted_password(mechanism: str, password: str, salt: bytes, iterations: int) -> bytes:
-    """Return the salted password (PBKDF2). Takes milliseconds by design: do not call it on the event loop."""
+    """Return the salted password (PBKDF2). This takes milliseconds by design: do not call it on the event loop."""
     return hashlib.pbkdf2_hmac(HASHES[mechanism], password.encode(), salt, iterations)
 
 

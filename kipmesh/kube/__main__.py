@@ -30,8 +30,8 @@ INSIDE: dict[str, tuple[str, Callable[[argparse.Namespace], None]]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Return 0 on success, or 1 after an error, which is printed as one line on stderr.
 
-    `leave` also returns 1 if the broker stops undrained or although partitions need it. Raises SystemExit for invalid
-    arguments (exit code 2).
+    `leave` also returns 1 if the broker stops without being drained, or while partitions still need it. Raises
+    SystemExit for invalid arguments (exit code 2).
     """
     options = _parser().parse_args(arguments)
     try:

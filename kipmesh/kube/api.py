@@ -33,9 +33,9 @@ class KubeError(Exception):
 
 
 class Lease(NamedTuple):
-    """State of a Lease: its holder ("" if free), seconds from a renewal until it expires, and its resource version.
+    """State of a Lease: its holder ("" if free), the seconds from a renewal until expiry, and its resource version.
 
-    `duration_s` is 0 if it is not set.
+    `duration_s` is 0 if the Lease has no duration.
     """
 
     holder: str
@@ -54,11 +54,11 @@ class ServiceEndpoint(NamedTuple):
 
 
 class KubeApi:
-    """Client of the Kubernetes API, with the pod's service account or a kubeconfig.
+    """Client of the Kubernetes API that uses the pod's service account or a kubeconfig.
 
     Construction raises KubeError if neither exists or the package `kubernetes` is missing. Every method raises
     KubeError if its call fails or takes longer than CALL_TIMEOUT_S: NotFoundError if the object does not exist,
-    ForbiddenError if the account lacks the permission.
+    ForbiddenError if the account lacks permission.
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class KubeApi:
     def write_lease(self, namespace: str, name: str, holder: str, duration_s: int, version: str) -> bool:
         """Acquire or renew a Lease for `holder`, for `duration_s` seconds from now.
 
-        Returns True, or False without a change if its resource version is no longer `version`.
+        Returns False without changing the Lease if its resource version is no longer `version`, otherwise True.
         """
         spec = self._client.V1LeaseSpec(
             holder_identity=holder, lease_duration_seconds=duration_s, renew_time=datetime.now(UTC)
@@ -146,12 +146,12 @@ class KubeApi:
         return True
 
     def pods(self, namespace: str, selector: str) -> list[Any]:
-        """Return the pods (V1Pod) of a namespace that match a label selector; empty if none does."""
+        """Return the pods (V1Pod) of a namespace that match a label selector."""
         call = self._core.list_namespaced_pod
         return list(self._call(f"list pods of {namespace}", call, namespace, label_selector=selector).items)
 
     def delete_pod(self, namespace: str, name: str, *, grace_s: int) -> None:
-        """Request the deletion of a pod, without waiting for its end. Does nothing if the pod does not exist.
+        """Request the deletion of a pod, without waiting until it is gone. Does nothing if the pod does not exist.
 
         Kubernetes kills its processes after `grace_s` seconds; 0 kills them immediately.
         """
@@ -160,10 +160,10 @@ class KubeApi:
             self._call(f"delete pod {name}", call, name, namespace, grace_period_seconds=grace_s)
 
     def evict_pod(self, namespace: str, name: str) -> None:
-        """Request the eviction of a pod, as `kubectl drain` does, without waiting for its end.
+        """Request the eviction of a pod, as `kubectl drain` does, without waiting until it is gone.
 
-        Raises NotFoundError if it does not exist, or TooManyError if a disruption budget forbids the eviction at the
-        moment.
+        Raises NotFoundError if it does not exist, or TooManyError if a disruption budget currently forbids the
+        eviction.
         """
         body = self._client.V1Eviction(metadata=self._client.V1ObjectMeta(name=name, namespace=namespace))
         self._call(f"evict pod {name}", self._core.create_namespaced_pod_eviction, name, namespace, body)
@@ -216,19 +216,19 @@ class KubeApi:
 
 
 class NotFoundError(KubeError):
-    """A KubeError because the object does not exist (404)."""
+    """The KubeError raised when the object does not exist (404)."""
 
 
 class ConflictError(KubeError):
-    """A KubeError because the object has changed since it was read (409)."""
+    """The KubeError raised when the object has changed since it was read (409)."""
 
 
 class TooManyError(KubeError):
-    """A KubeError because a disruption budget forbids the eviction at the moment (429)."""
+    """The KubeError raised when a disruption budget currently forbids the eviction (429)."""
 
 
 class ForbiddenError(KubeError):
-    """A KubeError because the service account lacks the permission or was deleted (401, 403)."""
+    """The KubeError raised when the service account lacks permission or was deleted (401, 403)."""
 
 
 _KINDS: dict[int, type[KubeError]] = {

@@ -32,7 +32,7 @@ PAGE_BYTES = 4096
 
 
 def node_process() -> int:
-    """Return the pid of the node's process, the lowest with `-m kipmesh_SERVICE`; 1 if none is found."""
+    """Return the pid of the node's process: the lowest pid that runs `-m kipmesh_SERVICE`, or 1 if there is none."""
     for number in sorted(int(one.name) for one in PROC.iterdir() if one.name.isdigit()):
         with suppress(OSError):
             words = (PROC / str(number) / "cmdline").read_bytes().split(b"\0")
@@ -42,7 +42,7 @@ def node_process() -> int:
 
 
 def signal_node(number: signal.Signals) -> None:
-    """Send a signal to the node's process. Raises ValueError for SIGSTOP if that is process 1, else OSError."""
+    """Send a signal to the node's process. Raises ValueError for SIGSTOP to process 1, or OSError if sending fails."""
     process = node_process()
     if process == 1 and number is signal.SIGSTOP:
         raise ValueError(
@@ -54,7 +54,7 @@ def signal_node(number: signal.Signals) -> None:
 def memory_bytes() -> tuple[int, int]:
     """Return this container's memory limit and its use without inactive file caches, both in bytes.
 
-    Raises ValueError if there is no limit, OSError if the control group cannot be read.
+    Raises ValueError if there is no limit, or OSError if the control group cannot be read.
     """
     if (CGROUP / "memory.max").exists():
         directory, limit_file, used_file, dropped = CGROUP, "memory.max", "memory.current", "inactive_file"
@@ -69,11 +69,11 @@ def memory_bytes() -> tuple[int, int]:
 
 
 def press(workers: int, memory_share: float, for_s: float) -> None:
-    """Start pressure in the background, after ending previous pressure. Does not wait.
+    """End any previous pressure, then start new pressure in the background. Returns without waiting for it to end.
 
-    Args: workers: number of busy processes; memory_share: share of the memory limit (0 to 1) up to which memory is
-    used, by all processes together, 0 for no memory pressure; for_s: duration in seconds. Raises ValueError if
-    `memory_share` is set but the container has no memory limit, or OSError.
+    Args: workers: number of busy processes; memory_share: share of the memory limit (0 to 1) that all processes
+    together may reach, or 0 for no memory pressure; for_s: duration in seconds. Raises ValueError if `memory_share` is
+    set but the container has no memory limit, or OSError.
     """
     relieve()
     taken_bytes = 0
@@ -88,7 +88,7 @@ def press(workers: int, memory_share: float, for_s: float) -> None:
 
 
 def relieve() -> None:
-    """Kill the processes that `press` started, if they still run.
+    """Kill the processes that `press` started, if they are still running.
 
     Checks the group's command lines first: the pid file survives a killed container, and the pid may be reused.
     """
@@ -100,7 +100,7 @@ def relieve() -> None:
 
 
 def pressure_processes(group: int) -> list[int]:
-    """Return the pids in a process group that run this module, as `press` starts it; empty if none does.
+    """Return the pids in a process group that run this module in the way in which `press` starts it.
 
     The group leader may have exited.
     """

@@ -74,10 +74,11 @@ def log_line(text: str) -> None:
 
 
 def main(pod: PodRef, first_id: int, client: Mapping[str, str], timeout_s: float) -> int:
-    """Run the hook. Return 0 if the broker may stop, or need not wait because its StatefulSet is being deleted.
+    """Run the hook. Return 0 if the broker may stop, including without waiting because its StatefulSet is being
+    deleted.
 
-    Returns 1 if the broker was not drained although it is scaled down, or stops although partitions need it or the
-    check failed; the reason is logged.
+    Returns 1 and logs the reason if the broker is scaled down but was not drained, or if it stops while partitions
+    still need it or after a failed check.
 
     Args: first_id: node.id of the pod with ordinal 0; client: client settings with `bootstrap.servers`; timeout_s:
     limit for waiting in seconds, not for draining. Raises ValueError if the pod's name has no ordinal.
@@ -196,7 +197,7 @@ def _first_names(names: Sequence[str]) -> str:
 async def needed_by(admin: AdminClient, broker_id: int) -> list[str]:
     """Return the partitions (TOPIC-NUMBER) that would have too few in-sync replicas without the broker.
 
-    Empty if it may stop. Raises KafkaError if the topics or their configurations cannot be read.
+    The list is empty if the broker may stop. Raises KafkaError if the topics or their configurations cannot be read.
     """
     topics = [
         topic for topic in await admin.list_topics() if any(broker_id in one.isr for one in topic.partitions.values())
@@ -211,7 +212,7 @@ def partitions_needing(topics: Sequence[TopicMetadata], minimums: Mapping[str, i
     """Return the partitions (TOPIC-NUMBER) that would have too few in-sync replicas without the broker.
 
     A partition needs `min.insync.replicas` in-sync replicas (from `minimums` by topic, default 1), or all of its other
-    replicas if they are fewer. Partitions in which the broker is not in sync are not returned.
+    replicas if there are fewer. Partitions in which the broker is not in sync are not returned.
     """
     found = []
     for topic in topics:
@@ -224,7 +225,7 @@ def partitions_needing(topics: Sequence[TopicMetadata], minimums: Mapping[str, i
 
 
 class StopLease:
-    """The Lease that lets one broker of the release stop at a time. The holder is POD/BROKER_ID."""
+    """The Lease that lets only one broker of the release stop at a time. The holder is POD/BROKER_ID."""
 
     def __init__(self, api: Api, pod: PodRef, broker_id: int) -> None:
         self._api = api
@@ -233,7 +234,7 @@ class StopLease:
         self._seen: tuple[str, float] = ("", 0.0)
 
     def acquire(self, brokers: Collection[int], now: float) -> str:
-        """Acquire or renew the Lease. Return "" on success, or a description of the other holder, without waiting.
+        """Acquire or renew the Lease. Return "" on success, or a description of the other holder. Does not wait.
 
         Another pod's Lease is taken over if its broker is not in `brokers`, or if the Lease has not changed for its
         duration while this object observed it.
@@ -268,7 +269,7 @@ async def _exclusive(
 ) -> AsyncIterator[None]:
     """Hold the release's Lease within the block, and renew it. It is not released after the block.
 
-    Waits for the Lease until the deadline (monotonic seconds) and then continues without it; immediately if `api` is
+    Waits for the Lease until the deadline (monotonic seconds), then continues without it. Does not wait if `api` is
     None. Raises KafkaError if the cluster cannot be described.
     """
     if api is None:

@@ -96,7 +96,7 @@ def rack_of(node: str, label: str) -> str | None:
 def external_listener(external: ExternalService) -> Listener:
     """Return the listener for clients outside Kubernetes, with the address to advertise.
 
-    Repeats failing calls for RETRY_TIMEOUT_S, also until a load balancer has an address, then raises KubeError.
+    Repeats failing calls, and waits for the address of a load balancer, for RETRY_TIMEOUT_S, then raises KubeError.
     """
     return _retry(lambda: _external_listener(external, KubeApi()))
 
@@ -127,7 +127,7 @@ def write(base: Path, out: Path, member: Member | None, rack_key: str, rack: str
     """Write the node's properties file `out` atomically, from `base`, `member` and `rack`.
 
     `rack` becomes the value of `rack_key`, unless it is None or `base` has that key. Raises InvalidConfigError if
-    `base` is invalid or cannot be read, ValueError if the pod's name has no ordinal, or OSError if `out` cannot be
+    `base` is invalid or cannot be read, ValueError if the pod's name has no ordinal, and OSError if `out` cannot be
     written.
     """
     values = read_properties(base)

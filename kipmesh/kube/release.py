@@ -45,8 +45,8 @@ PRESS_FOR_S = 900
 class PodNode(NamedTuple):
     """A node of the cluster and its pod.
 
-    `rack` is the name of the Kubernetes node, "" until the pod is scheduled. `grpc` is host:port. `dir` is always "".
-    `uid` is that of the pod, "" while the pod is missing. `is_cut` is whether its network traffic is blocked.
+    `rack` is the name of the Kubernetes node, or "" until the pod is scheduled. `grpc` is host:port. `dir` is always
+    "". `uid` is the pod's uid, or "" while the pod is missing. `is_cut` is whether its network traffic is blocked.
     """
 
     name: str
@@ -87,7 +87,7 @@ class KubeRelease:
         self._known: list[PodNode] = []
 
     def nodes(self) -> Sequence[PodNode]:
-        """Return all nodes, running or not, including pods that a fault ended and Kubernetes has not recreated.
+        """Return all nodes, running or not, including those whose pod was ended by a fault and not yet recreated.
 
         The list is cached for half of POLL_INTERVAL_S.
         """
@@ -102,7 +102,7 @@ class KubeRelease:
         return self._known
 
     def up(self) -> None:
-        """Remove cuts and filling files of earlier runs, then wait until all pods are ready.
+        """Remove network cuts and filling files of earlier runs, then wait until all pods are ready.
 
         Raises KubeError if either takes longer than READY_TIMEOUT_S.
         """
@@ -114,11 +114,11 @@ class KubeRelease:
         self._wait("ready pods", READY_TIMEOUT_S, self._all_ready)
 
     def is_running(self, name: str) -> bool:
-        """Return whether a node's container runs. False also while its pod is being deleted."""
+        """Return whether a node's container is running and its pod is not being deleted."""
         return self._node(name).pid is not None
 
     def kill(self, name: str) -> None:
-        """Delete a node's pod without grace period (SIGKILL) and wait until it is gone, for up to STOP_TIMEOUT_S."""
+        """Delete a node's pod without a grace period (SIGKILL) and wait until it is gone, for up to STOP_TIMEOUT_S."""
         node = self._node(name)
         self._ended.add(name)
         self._api.delete_pod(self._namespace, node.pod, grace_s=0)
@@ -127,8 +127,8 @@ class KubeRelease:
     def stop(self, name: str) -> None:
         """Evict a node's pod as soon as the disruption budgets allow it, and wait until it is gone.
 
-        Each of the two may take STOP_TIMEOUT_S. Raises TooManyError if the budgets do not allow it in that time or
-        until `given_up` is set.
+        Each of the two steps may take STOP_TIMEOUT_S. Raises TooManyError if the budgets do not allow the eviction
+        within that time or before `given_up` is set.
         """
         node = self._node(name)
         self._ended.add(name)
@@ -150,12 +150,12 @@ class KubeRelease:
         self._ended.discard(name)
 
     def disconnect(self, name: str) -> None:
-        """Block all network traffic of a node, by a label that the chart's NetworkPolicies exclude."""
+        """Block all network traffic of a node, by means of a label that the chart's NetworkPolicies exclude."""
         self._cut.add(name)
         self._api.label_pod(self._namespace, self._node(name).pod, CUT_LABEL, "true")
 
     def reconnect(self, name: str) -> None:
-        """Allow network traffic of a node again. Tries for up to READY_TIMEOUT_S.
+        """Allow a node's network traffic again. Tries for up to READY_TIMEOUT_S.
 
         Does nothing if its pod was deleted in the meantime.
         """
@@ -214,12 +214,12 @@ class KubeRelease:
     def undo_faults(self) -> None:
         """Undo all faults: cuts, filling files, pauses and pressure. Tries for up to READY_TIMEOUT_S.
 
-        A fault that cannot be undone yet does not delay the others. Raises KubeError that names those that remain.
+        A fault that cannot be undone yet does not delay the others. Raises a KubeError that names the remaining faults.
         """
         self._retry("all faults to be undone", self._try_undo_faults)
 
     def _try_undo_faults(self) -> None:
-        """Try once to undo each fault. Raises KubeError that names those that remain."""
+        """Try once to undo each fault. Raises a KubeError that names the remaining faults."""
         errors = []
         for names, undo in (
             (self._cut, self._reconnect),
@@ -260,7 +260,7 @@ class KubeRelease:
     def _retry(self, goal: str, call: Callable[[], object]) -> None:
         """Repeat `call` while it raises KubeError: a container that is starting accepts no command.
 
-        Raises KubeError with `goal` and the last error after READY_TIMEOUT_S. Continues if `given_up` is set.
+        Raises KubeError with `goal` and the last error after READY_TIMEOUT_S. Keeps trying even if `given_up` is set.
         """
         deadline = time.monotonic() + READY_TIMEOUT_S
         while True:
@@ -297,7 +297,8 @@ class KubeRelease:
 
 
 def _node(pod: Any) -> PodNode:
-    """Return the PodNode of a pod (V1Pod) of the chart. The arguments of its init container have ids and addresses."""
+    """Return the PodNode of one of the chart's pods (V1Pod), with the id and address from its init container's
+    arguments."""
     number = ordinal(pod.metadata.name)
     options = dict(one.removeprefix("--").split("=", 1) for one in pod.spec.init_containers[0].args)
     statuses = pod.status.container_statuses or []

@@ -89,24 +89,24 @@ def put_varint(out: bytearray, value: int) -> None:
 
 
 def not_null(name: str) -> MalformedError:
-    """Return, without raising it, the error for a null in a field that is not nullable."""
+    """Return (do not raise) the error for a null in a field that is not nullable."""
     return MalformedError(f"{name} must not be null")
 
 
 def too_long(name: str, size: int, left: int) -> MalformedError:
-    """Return, without raising it, the error for a length beyond the end of the message."""
+    """Return (do not raise) the error for a length beyond the end of the message."""
     return MalformedError(f"{name} has length {size}, but only {left} bytes are left")
 
 
 def take_items(room: list[int], number: int) -> None:
-    """Subtract `number` from the remaining items in `room[0]`. Raises MalformedError if they are exceeded."""
+    """Subtract `number` from the items that remain in `room[0]`. Raises MalformedError if too few remain."""
     if number > room[0]:
         raise MalformedError(f"list must have at most {room[0]} items, got {number}")
     room[0] -= number
 
 
 def skip_tags(view: memoryview | bytes, at: int, room: list[int]) -> int:
-    """Return the position after a section of tagged fields, which count as items. Raises MalformedError, IndexError."""
+    """Return the position after some tagged fields, which count as items. Raises MalformedError or IndexError."""
     number, at = read_varint(view, at)
     take_items(room, number)
     for _ in range(number):
@@ -191,7 +191,8 @@ class Codec:
         self._read, self.write = _compiled(of, _Form(version, flexible, strict), {})
 
     def read(self, view: memoryview | bytes, at: int = 0, items_max: int = ITEMS_MAX) -> tuple[Any, int]:
-        """Return (message at position `at`, position after it). Raises MalformedError, also above `items_max` items."""
+        """Return (message at position `at`, position after it). Raises MalformedError, also if there are more than
+        `items_max` items."""
         try:
             return self._read(view, at, [items_max])
         except MalformedError:
@@ -317,7 +318,7 @@ class _ReaderMaker(_Maker):
             self._source.add(depth, f"size, = read_{code}(view, at)", f"at += {width}")
 
     def _null_or(self, depth: int, name: str, target: str, nullable: bool, null: Any) -> None:
-        """Generate code for a length below 0. It ends with `else:` for the lines that follow."""
+        """Generate code for a length below 0. The code ends with `else:`, and the caller adds that branch."""
         add = self._source.add
         add(depth, "if size < 0:")
         if nullable:
@@ -419,7 +420,8 @@ class _WriterMaker(_Maker):
         return made
 
     def _check_strictly(self) -> None:
-        """Generate checks that raise ValueError for a field that the version lacks and an id of another size."""
+        """Generate checks that raise ValueError for a field that the version lacks or an id that does not have 16
+        bytes."""
         add = self._source.add
         for each in self._of.message_fields:
             if self._form.version not in each.versions:

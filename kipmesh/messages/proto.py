@@ -315,7 +315,7 @@ def _decoder(of: type[Message]) -> Decoder:
 
 
 def _decode_cases(source: Source, each: Field) -> list[tuple[int, list[str]]]:
-    """Return the tags of a field, each with the lines that read it."""
+    """Return the tags of a field, each with the source lines that read a value with that tag."""
     assert each.number is not None
     kind, is_list, base = item_type(each), isinstance(each.type, Array), each.number << 3
     one = "item" if is_list else f"v_{each.name}"

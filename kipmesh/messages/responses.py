@@ -18,7 +18,7 @@ _MESSAGE = "error_message"
 
 
 class Place(NamedTuple):
-    """The places of error codes in a message type."""
+    """Where a message type has error codes."""
 
     has_code: bool
     """Whether the message itself has an `error_code`."""
@@ -38,7 +38,7 @@ def error_places(of: type[Message]) -> Place:
 
 
 def add_errors(place: Place, value: Any, codes: list[int]) -> None:
-    """Append all error codes of a response except 0 to `codes`, including those of its items."""
+    """Append all nonzero error codes of a response, including those of its items, to `codes`."""
     if place.has_code and value.error_code:
         codes.append(value.error_code)
     for items, inner in place.inner:
@@ -50,7 +50,7 @@ def add_errors(place: Place, value: Any, codes: list[int]) -> None:
 
 
 def has_success(place: Place, value: Any) -> bool:
-    """Return whether at least one item of a response has no error; without such lists, whether it has none itself."""
+    """Return whether any item of a response has no error or, for a type without such items, the response itself."""
     if not place.inner:
         return not value.error_code
     return any(has_success(inner, item) for items, inner in place.inner for item in items(value) or ())
@@ -66,8 +66,8 @@ def make_error_response(
 ) -> Any | None:
     """Return a response to `request` with an error, or None if `version` has no field for it.
 
-    The error is at top level if the response can have it there, otherwise in an item for each item of the request.
-    Args: code, message: the error; version: version of Kafka's format, None for gRPC.
+    The error is at top level if the response has a field for it there, otherwise in one item for each item of the
+    request. Args: code, message: the error; version: version of Kafka's format, None for gRPC.
     """
     lists = [each for each in _present(response_type, version) if each.mirrors is not None]
     own = _find(response_type, _CODE, version)
@@ -121,7 +121,7 @@ def _find(of: type[Message], name: str, version: int | None) -> Field | None:
 
 
 def _blank(of: type[Message], version: int | None, values: dict[str, Any]) -> Any:
-    """Return a message with those of the values that it has fields for. Nulls that `version` lacks become empty."""
+    """Return a message with those of `values` that it has fields for. Nulls that `version` lacks become empty."""
     known = {name: value for name, value in values.items() if name in of._fields}
     for each in of.message_fields:
         value = known.get(each.name, each.default)

@@ -49,12 +49,12 @@ _UNSET: Any = object()
 
 
 def zero_of(kind: Any) -> Any:
-    """Return the zero or empty value of the scalar type with this name, for example "" for "string"."""
+    """Return the zero or empty value of the scalar type named `kind`, for example "" for "string"."""
     return _ZEROS.get(kind, 0)
 
 
 class Versions(NamedTuple):
-    """A range of versions, including both ends."""
+    """An inclusive range of versions."""
 
     first: int
     last: int

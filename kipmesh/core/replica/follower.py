@@ -46,8 +46,8 @@ class FollowerWatermarks(NamedTuple):
     """The two high watermarks of a follower (392-01). Immutable; events return a new value.
 
     `own` bounds reads and becomes the leader's high watermark after a promotion. `leader` is the leader's, as last
-    received; it decides the four cases of 392-03 to 392-06 and is reported to readers. Invariant: own <= leader, except
-    after an unclean election until the first response of the new leader.
+    received; it decides between the four cases of 392-03 to 392-06 and is reported to readers. Invariant: own <=
+    leader, except after an unclean election until the first response of the new leader.
     """
 
     leader_epoch: int
@@ -58,7 +58,8 @@ class FollowerWatermarks(NamedTuple):
     def start(cls, leader_epoch: int, high_watermark: int) -> FollowerWatermarks:
         """Return the watermarks of a new follower in `leader_epoch`: both are its own `high_watermark`.
 
-        The value received from an earlier leader is dropped: after an unclean election no log may reach it.
+        The value received from an earlier leader is dropped, because after an unclean election, possibly no log reaches
+        it.
         """
         return cls(leader_epoch, high_watermark, high_watermark)
 
@@ -89,8 +90,9 @@ class Throttle:
     """Token bucket that limits the bytes fetched by replicas being added (KIP-73, KIP-455).
 
     The bucket fills at `rate` bytes per second up to `BURST_MS`. A fetch may start while the bucket is not empty, and
-    its response may make it negative, because batches cannot be split. So any interval has at most `rate` times its
-    length, plus one burst and the responses in flight at its end. Times are milliseconds of a monotonic clock.
+    its response may make it negative, because batches cannot be split. So the bytes fetched in any interval are at most
+    `rate` times its length, plus one burst and the responses in flight at its end. Times are in ms, from a monotonic
+    clock.
     """
 
     __slots__ = ("_bytes", "_filled_ms", "rate")
@@ -103,7 +105,8 @@ class Throttle:
         self._filled_ms = now_ms
 
     def set_limit(self, rate: int | None, now_ms: int) -> None:
-        """Change the limit to `rate` > 0 bytes per second, None: no limit. A new limit starts with a full bucket."""
+        """Change the limit to `rate` > 0 bytes per second, or to no limit if None. A new limit starts with a full
+        bucket."""
         if rate != self.rate:
             self.rate = rate
             self._filled_ms = now_ms

@@ -52,8 +52,9 @@ class FollowerProgress:
     """Progress of one follower, as known by the leader. `last_caught_up_ms`: when it last had the leader's whole log.
 
     While the follower has the whole log, fetches of its session that do not read this partition prove that it still
-    does: `apply_session_fetches` applies the time of the last such fetch before the leader's log grows. A follower that
-    lags is read by each fetch that has a new position or returned records before; other fetches carry no information.
+    does: `apply_session_fetches` applies the time of the last such fetch before the leader's log grows. The partition
+    of a follower that lags is read by each fetch that has a new position or whose predecessor returned records. Other
+    fetches carry no information about it.
     """
 
     last_caught_up_ms: int
@@ -99,13 +100,14 @@ class FollowerProgress:
             self.last_caught_up_ms = max(self.last_caught_up_ms, fetches.last_fetch_ms)
 
     def detach_session(self, leader_end: int) -> None:
-        """Detach from the session, whose later fetches do not cover this partition. Its last fetch still counts."""
+        """Detach from the session, whose later fetches do not cover this partition. The session's last fetch still
+        counts."""
         self.apply_session_fetches(leader_end)
         self.fetches = None
 
     @property
     def last_session_fetch_ms(self) -> int:
-        """Time (monotonic ms) of the last fetch of this partition or of its session, 0 for never."""
+        """Time (monotonic ms) of the last fetch of this partition or its session, or 0 if there was none."""
         return max(self.last_fetch_ms, self.fetches.last_fetch_ms if self.fetches is not None else 0)
 
     def is_caught_up(self, leader_end: int, now_ms: int, lag_max_ms: int) -> bool:
@@ -185,8 +187,9 @@ class PartitionLeader:
     ) -> bool:
         """Record a follower's fetch; return whether the high watermark moved. `replica` must be in `followers`.
 
-        `fetches`: the session, whose later fetches cover this partition without reading it. Ignores the fetch and
-        returns False if the broker has registered again since it was sent: its old process may have had another log.
+        `fetches` is the fetch session, whose later fetches cover this partition without reading it. Ignores the fetch
+        and returns False if the broker has registered again since it was sent: its old process may have had another
+        log.
         """
         progress = self.followers[replica]
         if broker_epoch < progress.broker_epoch and broker_epoch != self.eligible_epoch(replica):
@@ -202,7 +205,7 @@ class PartitionLeader:
 
     @property
     def has_followers_behind(self) -> bool:
-        """Whether any follower, in the ISR or not, has another log end than the leader or has not fetched yet."""
+        """Whether any follower, in the ISR or not, has not fetched yet or has a different log end than the leader."""
         return any(progress.log_end_offset != self.log_end_offset for progress in self.followers.values())
 
     def _is_eligible(self, replica: int) -> bool:
@@ -238,7 +241,7 @@ class PartitionLeader:
     def isr_to_join(self, replica: int) -> IsrChange | None:
         """Return the ISR change that adds the follower `replica` after its fetch, or None if it may not join now.
 
-        It may join if no change is pending, it is not a member, its registration is eligible and its log directory
+        It may join if no change is pending, it is not a member, its registration is eligible, its log directory is
         online, and its log end has reached the high watermark and the start of the leader's epoch.
         """
         if self.pending is not None or replica in self.isr or not self._is_eligible(replica):
@@ -251,7 +254,7 @@ class PartitionLeader:
     def isr_without_laggards(self, now_ms: int) -> IsrChange | None:
         """Return the ISR change that removes members that lag for more than `lag_max_ms`.
 
-        None if there are no such members or a change is pending.
+        Returns None if there are no such members or a change is pending.
         """
         if self.pending is not None:
             return None
@@ -264,7 +267,7 @@ class PartitionLeader:
         return self._change(self.isr - laggards) if laggards else None
 
     def isr_change_sent(self, change: IsrChange) -> None:
-        """Record that the change was sent to the controller: it becomes `pending` and counts for the maximal ISR."""
+        """Record that the change was sent to the controller. It becomes `pending` and counts for the maximal ISR."""
         self.pending = change
 
     def isr_change_refused(self) -> None:
@@ -276,7 +279,7 @@ class PartitionLeader:
         self.pending = None
 
     def isr_changed(self, isr: Collection[int], partition_epoch: int, now_ms: int) -> bool:
-        """Apply an ISR of the metadata log and drop the pending change; return whether the high watermark moved.
+        """Apply an ISR from the metadata log and drop the pending change; return whether the high watermark moved.
 
         Ignored unless `partition_epoch` is newer than the current one.
         """

@@ -105,7 +105,7 @@ class ReplicaSelector(Protocol):
 
 
 class LeaderSelector(ReplicaSelector):
-    """A `ReplicaSelector` that always selects the leader. The default (392-12)."""
+    """The default `ReplicaSelector`, which always selects the leader (392-12)."""
 
     def select(self, topic_partition: TopicPartition, client: ClientMetadata, view: PartitionView) -> ReplicaView:
         """Return the leader."""
@@ -115,10 +115,10 @@ class LeaderSelector(ReplicaSelector):
 class RackAwareReplicaSelector(ReplicaSelector):
     """A `ReplicaSelector` that selects a replica in the client's rack (392-12).
 
-    The leader if it is in that rack. Otherwise an in-sync replica in the rack that has the fetch offset; if there are
-    several, one by a stable hash of client id and partition, and not the most caught-up one as in Apache Kafka.
-    Otherwise the leader. The hash ranks each replica separately (rendezvous hashing), so a client moves only if its
-    replica is removed or a replica with a higher rank is added.
+    The leader is selected if it is in that rack, or if no in-sync replica in the rack has the fetch offset. If several
+    replicas qualify, a stable hash of client id and partition selects one, instead of the most caught-up one as in
+    Apache Kafka. The hash ranks each replica separately (rendezvous hashing), so a client moves only if its replica is
+    removed or a replica with a higher rank is added.
     """
 
     def select(self, topic_partition: TopicPartition, client: ClientMetadata, view: PartitionView) -> ReplicaView:
@@ -137,7 +137,8 @@ class RackAwareReplicaSelector(ReplicaSelector):
 
 
 def stable_rank(client_id: str, topic_partition: TopicPartition, node_id: int) -> bytes:
-    """Return the rank of a replica for this client and partition. The greatest is selected. Equal in every process."""
+    """Return the rank of a replica for this client and partition. The replica with the greatest rank is selected. Ranks
+    are the same in every process."""
     text = f"{topic_partition.topic}\0{topic_partition.partition}\0{node_id}\0{client_id}"
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
@@ -153,7 +154,8 @@ SELECTORS: Final[Mapping[str, Callable[[], ReplicaSelector]]] = {
 
 
 class SelectorFailure(Enum):
-    """How a plugin failed: it raised an exception, or selected no replica of the view. The value is a metric label."""
+    """How a plugin failed: it raised an exception, or returned something other than a replica of the view. The value is
+    a metric label."""
 
     RAISED = "raised"
     UNKNOWN_REPLICA = "unknown-replica"
@@ -161,7 +163,7 @@ class SelectorFailure(Enum):
 
 @dataclass(eq=False, slots=True)
 class GuardedSelector:
-    """Wraps a selector so that any failure is counted and reported, and selects the leader (392-11).
+    """Wraps a selector so that any failure is counted and reported, and the leader is selected instead (392-11).
 
     `on_failure(topic_partition, failure, detail)` receives the exception or the invalid return value. It should limit
     its log output: a broken plugin fails on every fetch.

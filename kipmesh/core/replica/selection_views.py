@@ -37,9 +37,9 @@ def _known(offset: int) -> int | None:
 
 
 def progress_of_leader(leader: PartitionLeader, log_start_offset: int, now_ms: int) -> dict[int, ReplicaProgress]:
-    """Return the progress of all replicas by broker id, as known by the leader and including it.
+    """Return the progress of all replicas, including the leader, by broker id, as known by the leader.
 
-    `log_start_offset` is the leader's own; `now_ms` is of the clock used by `leader`.
+    `log_start_offset` is the leader's own; `now_ms` is from the clock that `leader` uses.
     """
     progress = {leader.broker_id: ReplicaProgress(log_start_offset, leader.log_end_offset, 0)}
     for replica, follower in leader.followers.items():
@@ -80,8 +80,8 @@ def view_of(
 def may_redirect(replica_id: int, client: ClientMetadata, selector: GuardedSelector) -> bool:
     """Whether a leader consults its selector for a fetch: only for a consumer (-1) with a rack (392-13, 392-17).
 
-    False for brokers, for replica id -2, whose client has already selected, and with `LeaderSelector`. Cheap: call it
-    before building a view.
+    False for brokers, for replica id -2 (the client has already selected a replica), and with `LeaderSelector`. Cheap:
+    call it before building a view.
     """
     return replica_id == CONSUMER_ID and bool(client.rack_id) and not selector.always_leader
 
@@ -92,7 +92,8 @@ def preferred_read_replica(
     client: ClientMetadata,
     view: PartitionView | None,
 ) -> int:
-    """Return the broker id of the selected follower, or -1 for the leader or without a view (392-13, 392-15)."""
+    """Return the broker id of the selected follower, or -1 if there is no view or the leader is selected (392-13,
+    392-15)."""
     if view is None:
         return NO_REPLICA
     chosen = selector.select(topic_partition, client, view).node_id
@@ -114,7 +115,7 @@ def redirect_by_leader(
 ) -> int:
     """Return the broker id of the replica to redirect a fetch to, or -1 if the leader serves it (392-13).
 
-    A leader calls it after checking epochs and before checking the offset, because a follower may still have records
+    A leader calls this after checking epochs and before checking the offset, because a follower may still have records
     that the leader's retention has deleted.
     """
     if not may_redirect(replica_id, client, selector):

@@ -45,7 +45,7 @@ class OffsetCase(Enum):
 
     @property
     def is_counted(self) -> bool:
-        """Whether the metric of offset cases counts it: one of the four cases, not READABLE or CAUGHT_UP."""
+        """Whether the metric of offset cases counts this case: one of the four cases, not READABLE or CAUGHT_UP."""
         return self not in (OffsetCase.READABLE, OffsetCase.CAUGHT_UP)
 
 
@@ -66,8 +66,8 @@ def offset_case(
 ) -> OffsetCase:
     """Classify a consumer's fetch offset by 392-03 to 392-06.
 
-    `high_watermark` is the replica's own, `leader_high_watermark` the leader's as last received; on a leader both are
-    equal.
+    `high_watermark` is the replica's own; `leader_high_watermark` is the leader's, as last received. On a leader, both
+    are equal.
     """
     if fetch_offset < log_start_offset:
         return OffsetCase.TOO_SMALL
@@ -81,10 +81,10 @@ def offset_case(
 
 
 def check_fetch(*, is_leader: bool, replica_id: int, names_rack: bool) -> ErrorCode:
-    """Check whether this replica serves a Fetch of `replica_id` (392-01): NONE or NOT_LEADER_OR_FOLLOWER.
+    """Return NONE if this replica serves a Fetch of `replica_id` (392-01), or else NOT_LEADER_OR_FOLLOWER.
 
-    `names_rack`: the request's version can name a rack (Kafka's Fetch v11 and above, and gRPC), whether or not it does.
-    Brokers are served by leaders only.
+    `names_rack` is whether the request's version has a field for the rack (Kafka's Fetch v11 and above, and gRPC), even
+    if the field is empty. Brokers are served by leaders only.
     """
     if is_leader or (replica_id < 0 and names_rack):
         return ErrorCode.NONE
@@ -92,7 +92,7 @@ def check_fetch(*, is_leader: bool, replica_id: int, names_rack: bool) -> ErrorC
 
 
 def check_list_offsets(*, is_leader: bool, replica_id: int) -> ErrorCode:
-    """Check whether this replica serves ListOffsets of `replica_id`: NONE or NOT_LEADER_OR_FOLLOWER.
+    """Return NONE if this replica serves ListOffsets of `replica_id`, or else NOT_LEADER_OR_FOLLOWER.
 
     A follower serves only consumers that selected it themselves (392-16).
     """
@@ -106,10 +106,9 @@ def compares_epochs(
 ) -> bool:
     """Whether to compare a fetch's last fetched epoch with this log (`follower.has_diverged`).
 
-    False if that epoch is unknown (-1). A leader always compares. A follower does only for offsets within its log:
-    beyond its end it does not know how the epoch continues, and at its start it does not know the epoch before. There
-    the four cases decide. A consumer that receives a diverging epoch from a follower verifies it with the leader
-    (392-08).
+    False if that epoch is unknown (-1). A leader always compares. A follower compares only for offsets within its log:
+    it does not know how the epoch continues beyond the log's end, or which epoch precedes the log's start. There the
+    four cases decide. A consumer that receives a diverging epoch from a follower verifies it with the leader (392-08).
     """
     return last_fetched_epoch >= 0 and (is_leader or log_start_offset < fetch_offset <= log_end_offset)
 
@@ -128,8 +127,8 @@ def epoch_end_for(
     `log_epoch` is the largest epoch in the log that is not above `requested_epoch`, with its end offset. Brokers get it
     unchanged; for consumers the end is limited to the high watermark.
 
-    Raises KafkaError OFFSET_NOT_AVAILABLE for a consumer while the high watermark is not known, if the limit would
-    apply: it would report records as truncated that the consumer may have read.
+    Raises KafkaError OFFSET_NOT_AVAILABLE for a consumer if the limit would apply while the high watermark is not
+    known: records that the consumer may have read would be reported as truncated.
     """
     if replica_id >= 0:
         return log_epoch
@@ -145,10 +144,11 @@ def epoch_end_for(
 
 
 def isolated_at_ms(responded_ms: int, controller_changed_ms: int, timeout_ms: int) -> int:
-    """Return when (ms) a broker becomes isolated from the controllers unless it receives a heartbeat response before.
+    """Return when (ms) a broker becomes isolated from the controllers unless it gets a heartbeat response before then.
 
-    `responded_ms`: sending time of the last heartbeat that got a response. Like a lease, this is earlier than the
-    controller's own start time. `controller_changed_ms`: when a new controller or controller epoch last became known.
+    `responded_ms`: when the last heartbeat that got a response was sent. As with a lease, this is earlier than the time
+    from which the controller counts. `controller_changed_ms`: when a new controller or controller epoch last became
+    known.
     """
     return max(responded_ms, controller_changed_ms) + timeout_ms
 
@@ -165,8 +165,8 @@ def refuses_clients(
     | leader, only member of the ISR                            | serves: no other replica may lead |
     | leader, no ISR member fetched within `timeout_ms`         | refuses                           |
 
-    So the loss of all controllers stops no partition whose replicas can reach each other. `members_last_fetch_ms`: time
-    of the last fetch of each other ISR member; empty on followers.
+    So the loss of all controllers stops no partition whose replicas can reach each other. `members_last_fetch_ms` has
+    the time of the last fetch of each other ISR member, and is empty on followers.
     """
     if not is_isolated or not is_leader:
         return is_isolated

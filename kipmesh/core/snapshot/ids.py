@@ -62,7 +62,7 @@ def age_order(snapshot_id: SnapshotId) -> tuple[int, int]:
 
 
 def latest_end(log_end_offset: int, log_epoch: int, snapshot_id: SnapshotId | None) -> SnapshotId:
-    """Return the later of a log's end and a snapshot's end, by epoch, then offset; it counts in elections (630-13).
+    """Return the later of a log's end and a snapshot's end, by epoch, then offset, for use in elections (630-13).
 
     `log_epoch` is -1 for an empty log, so that the end of any snapshot is later. Without a snapshot, returns the log's
     end.

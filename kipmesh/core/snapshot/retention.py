@@ -85,7 +85,7 @@ def leader_log_start(
 def follower_log_start(log_start: int, leader_log_start: int, latest: SnapshotId | None) -> int:
     """Return the log start of a follower or observer: the leader's, but at most the end of its `latest` snapshot.
 
-    Never below `log_start`, its current one, which it keeps without a snapshot.
+    The result is never below `log_start`, the current log start, which stays unchanged if there is no snapshot.
     """
     if latest is None:
         return log_start
@@ -100,8 +100,8 @@ def obsolete(log_start: int, snapshot_ids: Iterable[SnapshotId]) -> tuple[Snapsh
 def needs_snapshot(fetch_offset: int, last_fetched_epoch: int, log_start: int, oldest: SnapshotId | None) -> bool:
     """Whether a fetch position gets the latest snapshot's id instead of records (630-08).
 
-    True below the log start, at a log start above 0 with another epoch than the oldest snapshot's, and with a last
-    fetched epoch older than that: the log cannot check such a position. False without snapshots.
+    True if the position is below the log start, if its last fetched epoch is older than the oldest snapshot's, or if it
+    is at a log start above 0 and the two epochs differ: the log cannot check such a position. False without snapshots.
     """
     if oldest is None or (fetch_offset == 0 and log_start == 0):
         return False
@@ -155,8 +155,8 @@ def candidates(snapshot_ids: Sequence[SnapshotId]) -> list[SnapshotId]:
 def start(valid: SnapshotId | None, corrupt: Sequence[SnapshotId], log: LogExtent, *, is_voter: bool) -> Start:
     """Decide how a replica starts: from the snapshot `valid`, or from the log if there is none and it begins at 0.
 
-    If neither is possible, an observer fetches everything and a voter refuses. Args: valid: newest valid snapshot;
-    corrupt: snapshots that failed validation, for the message.
+    If neither is possible, an observer fetches everything and a voter refuses to start. Args: valid: newest valid
+    snapshot; corrupt: snapshots that failed validation, for the message.
     """
     if valid is not None:
         if age_order(valid) > (log.last_epoch, log.end_offset) or _replaces_log_end(valid, log):
@@ -177,6 +177,6 @@ def _replaces_log_end(valid: SnapshotId, log: LogExtent) -> bool:
     """Whether the log's end, which is of a later epoch and not above the snapshot's end, contradicts the snapshot.
 
     A snapshot has only committed records, so the end of the log was never committed: the leader sent the snapshot to
-    replace it, and the process stopped after completing the snapshot and before truncating the log.
+    replace the log, and the process stopped after completing the snapshot but before truncating the log.
     """
     return valid.end_offset >= log.end_offset and valid.epoch < log.last_epoch

@@ -57,7 +57,7 @@ class SnapshotSchedule:
 
     @property
     def changed_records(self) -> int:
-        """Number of records changed or deleted since the last snapshot, up to the number that the ratio needs."""
+        """Number of records changed or deleted since the last snapshot, up to the number that the ratio requires."""
         return len(self._outdated)
 
     def applied(self, outdated: Iterable[RecordKey], record_bytes: int) -> None:
@@ -69,7 +69,7 @@ class SnapshotSchedule:
     def due(self, now_ms: int) -> SnapshotReason | None:
         """Return why a snapshot is due now, or None if it is not.
 
-        None while one is in progress, if nothing was appended, and for `RETRY_MS` after a failure.
+        Returns None while a snapshot is in progress, if nothing was appended, or for `RETRY_MS` after a failure.
         """
         if self.is_in_progress or not self.record_bytes or now_ms < self._retry_ms:
             return None
@@ -85,7 +85,7 @@ class SnapshotSchedule:
         return records is None or len(self._outdated) >= records * self._limits.changed_records_ratio_min
 
     def begin(self) -> None:
-        """Start a snapshot: the image was captured, and later changes count for the next one.
+        """Start a snapshot. The image has been captured, and later changes count for the next snapshot.
 
         Raises RuntimeError if a snapshot is already in progress.
         """
@@ -105,7 +105,7 @@ class SnapshotSchedule:
     def failed(self, now_ms: int) -> None:
         """Record that the snapshot in progress failed. Ignored if none is in progress.
 
-        The changes counted before it count again, and no snapshot is due until `RETRY_MS` after `now_ms`.
+        The changes counted before the snapshot count again, and no snapshot is due until `RETRY_MS` after `now_ms`.
         """
         if self._in_progress is None:
             return

@@ -47,8 +47,8 @@ class Part(NamedTuple):
 def shares(max_bytes: int, remaining: Sequence[int]) -> list[int]:
     """Divide `max_bytes` evenly among snapshots with `remaining` bytes each; return the bytes of each (630-10).
 
-    Each gets at least the average if it has that much; unused shares go to the others. The first ones get the remainder
-    that cannot be divided.
+    Each snapshot gets at least an even share if it has that much left; unused shares go to the others. The first ones
+    get one byte more each if there is a remainder.
     """
     allocated = [0] * len(remaining)
     available = max(max_bytes, 0)
@@ -144,7 +144,7 @@ def _check(requested: m.PartitionSnapshot, served: ServedPartition | None) -> tu
 
 
 class FetchState(Enum):
-    """State of a transfer. WHOLE: all bytes are written; ENDED: an error ended it."""
+    """State of a transfer. WHOLE: all bytes are written; ENDED: an error ended the transfer."""
 
     FETCHING = "fetching"
     WHOLE = "whole"
@@ -159,7 +159,7 @@ class WriteBytes(NamedTuple):
 
 
 class Ignored(NamedTuple):
-    """The response is not usable (other snapshot or position, or no bytes). Send the request again."""
+    """The response is not usable (wrong snapshot or position, or no bytes). Send the request again."""
 
     reason: str
 
@@ -196,7 +196,8 @@ class SnapshotFetch:
         """Return what to do with this partition's part of a response.
 
         An error code or an inconsistent size (CORRUPT_MESSAGE) ends the transfer. A response is ignored if it has no
-        bytes, is for another snapshot or position, or arrives while bytes are being written or after the end.
+        bytes, is for another snapshot or position, or arrives while bytes are being written or after the transfer
+        ended.
         """
         if self.state is not FetchState.FETCHING or self._writing:
             return Ignored("no request is in flight")
@@ -248,7 +249,7 @@ def fetch_request(
 def steps(fetches: Sequence[SnapshotFetch], response: m.FetchSnapshotResponse) -> list[tuple[SnapshotFetch, Step]]:
     """Return (transfer, step) pairs for a response. A top-level error ends all transfers.
 
-    A transfer whose partition is missing in the response gets `Ignored`: it is requested again.
+    A transfer whose partition is missing from the response gets `Ignored` and is requested again.
     """
     if response.error_code:
         return [(fetch, fetch.fail(response.error_code, "the leader returned an error")) for fetch in fetches]

@@ -33,7 +33,7 @@ class GroupMetadataKey(Message, versions="2"):
 
 
 class MemberMetadata(Message):
-    """A member at the time when its generation became stable."""
+    """A member as it was when its generation became stable."""
 
     member_id: str = field()
     group_instance_id: str | None = field(versions="3+")
@@ -46,7 +46,7 @@ class MemberMetadata(Message):
 
 
 class GroupMetadataValue(Message, versions="0-4", flexible="4+"):
-    """A generation of a group. A group without members is empty since `current_state_timestamp` (ms)."""
+    """A generation of a group. A group without members has been empty since `current_state_timestamp` (ms)."""
 
     protocol_type: str = field()
     generation: Int32 = field()

@@ -97,7 +97,8 @@ class ConfigRecord(Message, key=4, versions="0", flexible="0+"):
 class PartitionChangeRecord(Message, key=5, versions="0-2", flexible="0+"):
     """A change of a partition. None, -2 (leader) and -1 (recovery state) leave a field unchanged.
 
-    Each record increments the partition epoch. One with a leader, even the same, increments the leader epoch."""
+    Each record increments the partition epoch. A record that sets a leader, even the same one, also increments the
+    leader epoch."""
 
     partition_id: Int32 = field(default=-1)
     topic_id: Uuid = field(default=ZERO_UUID)
@@ -156,7 +157,7 @@ class UserScramCredentialRecord(Message, key=11, versions="0", flexible="0+"):
 
 
 class FeatureLevelRecord(Message, key=12, versions="0", flexible="0+"):
-    """Sets the finalized level of a feature. The record of `metadata.version` is the first of a log."""
+    """Sets the finalized level of a feature. The first record of a log is the one for `metadata.version`."""
 
     name: str = field()
     feature_level: Int16 = field()
