@@ -57,7 +57,7 @@ class NodeInfo:
     """One node as stored in `cluster.json`.
 
     `node_id` is None for consumers. `grpc`, `kafka` and `http` are the listeners' addresses (host:port), None without
-    such a listener. `pid` and `process` (the identity of the process) are None if the node does not run, or runs in
+    such a listener. `pid` and `process` (the identity of the process) are None if the node is not running, or runs in
     this process. `dir` is the node's directory; `log` is its log file, None if it runs in this process.
     """
 

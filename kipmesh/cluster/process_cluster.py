@@ -88,9 +88,9 @@ class ProcessCluster:
     """The cluster in one directory. Each public method except `close` and `detach` is one command.
 
     `directory` contains cluster.json and the nodes' directories. With `owned`, the nodes stop when this process dies.
-    `defaults` are the counts of a new cluster. All nodes must be ready within `start_timeout_s`. SIGKILL follows
-    `stop_timeout_s` after SIGTERM. `on_event` is called for each change of a node's state. `hook` changes how nodes
-    start.
+    `defaults` are the counts of a new cluster. All nodes must be ready within `start_timeout_s`. A node that is being
+    stopped receives SIGKILL `stop_timeout_s` after SIGTERM. `on_event` is called for each change of a node's state.
+    `hook` changes how nodes start.
 
     All commands raise ClusterError if cluster.json is invalid or, except `up`, missing. `up`, `down`, `start`, `stop`
     and `kill` also raise it after waiting LOCK_TIMEOUT_S for another command.
