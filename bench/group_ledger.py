@@ -108,11 +108,11 @@ class Ledger:
 
     @property
     def changes(self) -> int:
-        """Number of changes of the membership. A lost membership counts twice, because the member rejoins."""
+        """Number of membership changes. A lost membership counts twice, because the member rejoins."""
         return self.joins + self.leaves + self.deaths + 2 * self.losses
 
     def missing(self, acknowledged: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return those of the acknowledged (partition, offset) pairs that no life has read."""
+        """Return the acknowledged (partition, offset) pairs that no life has read."""
         return [position for position in acknowledged if position not in self._last_reader]
 
     def repeats(self) -> dict[End | None, int]:
@@ -133,9 +133,9 @@ class Ledger:
         return Pauses(self._longest[longest][0], median_s, longest)
 
     def verdicts(self, acknowledged: Iterable[tuple[int, int]]) -> list[str]:
-        """Return messages that describe the violations, at most `EXAMPLES_MAX` of a kind; empty if there are none.
+        """Return messages that describe the violations, at most `EXAMPLES_MAX` of each kind; empty if there are none.
 
-        Args: acknowledged: (partition, offset) of all acknowledged records.
+        `acknowledged` has the (partition, offset) of each acknowledged record.
         """
         found = self.problems[:EXAMPLES_MAX]
         missing = self.missing(acknowledged)
@@ -159,7 +159,7 @@ class LogFacts(NamedTuple):
 
 def facts_of_log(group_id: str, topic: str, records: Iterable[Record]) -> LogFacts:
     """Check the records of a group, in the order of the log, and return the facts. Only commits of `topic` count.
-    Violations do not raise.
+    Violations do not raise an exception.
     """
     generation, stable, commits = 0, 0, 0
     problems: list[str] = []

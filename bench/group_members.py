@@ -58,7 +58,7 @@ class Stage:
     """Set when all members must leave."""
 
     async def slot(self) -> None:
-        """Run one member after the other until `ends` is set, with a pause of up to `REPLACE_S` before each."""
+        """Run one member after another until `ends` is set, with a pause of up to `REPLACE_S` before each."""
         while not self.ends.is_set():
             await _sleep(self.random.uniform(0, REPLACE_S), self.ends)
             if not self.ends.is_set():
@@ -88,10 +88,10 @@ class Member(RebalanceListener):
         self._consumer = Consumer(stage.bootstrap, **config)
 
     async def live(self, seconds: float) -> None:
-        """Read for `seconds`, then leave or die. While the stage has `stays`, read until `ends` is set instead, then
-        leave.
+        """Read for `seconds`, then leave or die. While the stage's `stays` is set, keep reading instead, and leave when
+        `ends` is set.
 
-        A KafkaError of the start ends the life, one of `poll` does not; both are counted.
+        A KafkaError from the start ends the life, one from `poll` does not. Both are counted.
         """
         stage, loop = self._stage, asyncio.get_running_loop()
         try:
@@ -176,8 +176,8 @@ class Writer:
         self._number = number
 
     async def write(self, ends: asyncio.Event) -> None:
-        """Produce until `ends` is set, and until each record is acknowledged or has failed. Raises KafkaError for a
-        record that `send` refuses.
+        """Produce until `ends` is set, and until each record is acknowledged or has failed. Raises KafkaError if `send`
+        rejects a record.
         """
         loop = asyncio.get_running_loop()
         async with Producer(self._bootstrap, **{"acks": "all", "enable.idempotence": True}) as producer:
@@ -200,7 +200,7 @@ class Writer:
 
 
 class Lateness:
-    """Measures the maximum delay of the event loop in seconds, and so of heartbeats."""
+    """Measures the maximum delay of the event loop, and thus of heartbeats, in seconds."""
 
     STEP_S = 0.1
 

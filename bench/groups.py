@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
 
     @property
     def generations_max(self) -> int:
-        """Maximum number of generations for this number of changes and kills."""
+        """Maximum permitted number of generations for this number of changes and kills."""
         return GENERATIONS_PER_CHANGE * self.ledger.changes + GENERATIONS_PER_KILL * self.kills
 
     def problems(self) -> list[str]:
@@ -124,7 +124,7 @@ async def _report_progress(stage: Stage) -> None:
 async def churn(cluster: LocalCluster, options: argparse.Namespace) -> Outcome:
     """Run members, producers and kills on a new cluster, then wait until all records are read, and return the result.
 
-    Violations do not raise. Raises ClusterError, KafkaError, TimeoutError.
+    Violations do not raise an exception. Raises ClusterError, KafkaError, TimeoutError.
     """
     await workload.create_topic(cluster.bootstrap, TOPIC, options.partitions)
     ledger, lateness, ends = Ledger(options.partitions), Lateness(), asyncio.Event()
@@ -163,7 +163,7 @@ async def churn(cluster: LocalCluster, options: argparse.Namespace) -> Outcome:
 
 
 async def _while_all_run(tasks: Sequence[asyncio.Task[None]], seconds: float) -> None:
-    """Sleep for `seconds`, and raise the error of a task that ends before."""
+    """Wait for `seconds`, or until a task ends. Raises the error of that task."""
     done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         task.result()
@@ -177,7 +177,7 @@ async def _settle(ledger: Ledger, acknowledged: list[tuple[int, int]], members: 
 
 
 def _cpu_s(cluster: LocalCluster) -> tuple[float, float]:
-    """Return the CPU seconds of this process and of the running nodes. Those of killed processes are lost."""
+    """Return the CPU seconds of this process and of the running nodes. Those of killed processes are not included."""
     return time.process_time(), system.cpu_seconds(harness.pids(cluster))
 
 
@@ -261,7 +261,7 @@ def figures(outcome: Outcome, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run, print the figures, and return the exit code of `harness.run`: 1 if a rule is violated."""
+    """Run the benchmark, print the figures, and return the exit code of `harness.run`: 1 if a rule is violated."""
     options = arguments(given)
     harness.say(f"{options.members} members, {options.partitions} partitions, {options.seconds:g} s")
     done: list[Outcome] = []

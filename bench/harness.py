@@ -34,7 +34,7 @@ class BenchError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """Command line of a benchmark: `--json`, and `--quick` and `--markdown` if they have a help text."""
+    """Command line of a benchmark: `--json`, and `--quick` and `--markdown` if a help text is given for them."""
 
     def __init__(self, module: str, description: str | None, quick: str = "", markdown: str = "") -> None:
         super().__init__(prog=f"python -m {module}", description=description)
@@ -90,7 +90,7 @@ TABLE = "print a table for docs/benchmarks.md"
 
 
 def key_values(items: Iterable[str]) -> dict[str, str]:
-    """Return configuration by key from `KEY=VALUE` texts. Raises BenchError for a text without `=`."""
+    """Return configuration by key from `KEY=VALUE` strings. Raises BenchError for a string without `=`."""
     pairs = [item.partition("=") for item in items]
     if wrong := [key for key, equals, _ in pairs if not equals]:
         raise BenchError(f"--config takes KEY=VALUE, got {wrong[0]}")
@@ -125,11 +125,13 @@ def run(
 ) -> int:
     """Call `measure`, print the figures, and return the exit code: 0, 1 after a failure or problem, 130 if interrupted.
 
-    BenchError, ClusterError, KafkaError and TimeoutError of `measure` are printed; other errors pass.
+    BenchError, ClusterError, KafkaError and TimeoutError from `measure` are printed; other errors propagate.
 
-    Args: measure: stores what `figures`, `text` and `problems` read, which is partial if it fails; figures: the object
-    of `--json`, to which the description of the machine is added; text: the tables, an empty string prints nothing;
-    problems: violated expectations, with any the exit code is 1.
+    Args:
+        measure: stores the results that `figures`, `text` and `problems` read. They are partial if it fails.
+        figures: returns the object for `--json`. The description of the machine is added to it.
+        text: returns the tables. Nothing is printed for an empty string.
+        problems: returns violated expectations. If there are any, the exit code is 1.
     """
     interrupt_on_sigterm()
     status = 0
@@ -163,8 +165,8 @@ def in_process(module: str, *arguments: object) -> dict[str, Any]:
 
 
 def three_brokers(leaders: int = 1, config: Mapping[str, Any] | None = None, controllers: int = 1) -> LocalCluster:
-    """Return a cluster of processes, not yet started, with three brokers in three racks, `leaders` of them preferred
-    leaders. Use it as a context manager.
+    """Return a cluster of processes, not yet started, with three brokers in three racks, `leaders` of which are
+    preferred leaders. Use it as a context manager.
     """
     return LocalCluster(
         mode="processes", controllers=controllers, leaders=leaders, followers=3 - leaders, config=dict(config or {})
@@ -202,7 +204,9 @@ class Figure(NamedTuple):
     is_upper: bool = False
 
     def verdict(self, value: float) -> str:
-        """Return the target and whether `value` meets it, such as `>= 80: met`. An empty string without a target."""
+        """Return the target and whether `value` meets it, such as `>= 80: met`, or an empty string if there is no
+        target.
+        """
         if self.target is None:
             return ""
         sign, is_met = ("<=", value <= self.target) if self.is_upper else (">=", value >= self.target)
@@ -259,7 +263,7 @@ def met(is_met: bool) -> str:
 
 
 def number(value: float) -> str:
-    """Format a number with at most two decimals, from 1,000 without any."""
+    """Format a number with at most two decimals, or with none from 1,000 up."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

@@ -22,7 +22,7 @@ def make_image(topics: int, place: Place, rng: Random) -> MetadataImage:
     """Return an image of `topics` topics. All brokers are registered and unfenced, and all three replicas of each
     partition are in sync.
 
-    `place` chooses the replicas, `rng` the ids.
+    `place` chooses the replicas, and `rng` generates the ids.
     """
     image, delta = MetadataImage(), MetadataDelta()
     directories = [rng.randbytes(16) for _ in range(BROKERS)]
@@ -44,8 +44,8 @@ def make_image(topics: int, place: Place, rng: Random) -> MetadataImage:
 
 
 def neighbours_image(topics: int) -> MetadataImage:
-    """Return an image in which each partition is on three brokers with consecutive ids; the first one is random. Always
-    the same for a number of topics.
+    """Return an image in which each partition is on three brokers with consecutive ids; the first one is random. The
+    image is always the same for a given number of topics.
     """
     rng = Random(SEED)
 
@@ -57,8 +57,8 @@ def neighbours_image(topics: int) -> MetadataImage:
 
 
 def balanced_image(topics: int) -> MetadataImage:
-    """Return an image in which each broker leads a third of its replicas and has at most one replica of a topic. With a
-    multiple of ten topics, all have equally many.
+    """Return an image in which each broker leads a third of its replicas and has at most one replica of a topic. If the
+    number of topics is a multiple of ten, all brokers have equally many replicas.
     """
 
     def place(topic: int, partition: int) -> tuple[int, int, int]:

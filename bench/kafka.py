@@ -72,7 +72,8 @@ def version() -> str:
 def run_java(name: str, command: Sequence[str], timeout_s: float = READY_TIMEOUT_S, classes: Path = JARS) -> str:
     """Run a command with the jars and the directory `classes` on the class path, and return its standard output.
 
-    Raises KafkaMissingError if the command fails or does not end within `timeout_s`. `name` is its name in the message.
+    Raises KafkaMissingError if the command fails or does not end within `timeout_s`. `name` is the command's name in
+    the error message.
     """
     program, *arguments = command
     command = [program, "-cp", f"{classes}:{JARS}/*", *arguments]
@@ -89,9 +90,13 @@ def run_java(name: str, command: Sequence[str], timeout_s: float = READY_TIMEOUT
 class KafkaBroker:
     """One broker of Apache Kafka, which is started and ready inside `with`.
 
-    Args: node_id: number of the broker, from 1; controller_ports: ports of all controllers of the cluster, in the order
-    of their ids, empty for a cluster of one broker; heap: options of the JVM; properties: returns properties of the
-    broker that replace or extend the common ones. The constructor raises KafkaMissingError without the jars or a JDK.
+    Args:
+        node_id: number of the broker, from 1.
+        controller_ports: ports of all controllers, in the order of their ids; empty for a cluster of one broker.
+        heap: options of the JVM.
+        properties: returns properties of the broker that replace or extend the common ones.
+
+    The constructor raises KafkaMissingError if the jars or a JDK are missing.
     """
 
     def __init__(
@@ -115,7 +120,7 @@ class KafkaBroker:
 
     @property
     def pid(self) -> int:
-        """Process id of the JVM, also after its end. Raises AssertionError before the first start."""
+        """Process id of the JVM, even after it has ended. Raises AssertionError before the first start."""
         assert self._process is not None
         return self._process.pid
 
@@ -191,13 +196,13 @@ class KafkaBroker:
         raise KafkaMissingError(f"Apache Kafka's broker did not start: {text[-300:] or 'its log is empty'}")
 
     def kill(self) -> None:
-        """Send SIGKILL to the JVM and wait for its end. The data stays for the next `start`."""
+        """Send SIGKILL to the JVM and wait for it to exit. The data stays for the next `start`."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
 
     def stop(self) -> None:
-        """Send SIGTERM to the JVM, SIGKILL after 60 s, and delete the broker's data; idempotent."""
+        """Send SIGTERM to the JVM, then SIGKILL after 60 s, and delete the broker's data. Idempotent."""
         if self._process is not None:
             self._process.terminate()
             try:
@@ -265,7 +270,9 @@ class KafkaCluster:
             broker.stop()
 
     def create_topic(self, name: str, partitions: int, replicas: int) -> None:
-        """Create a topic with Kafka's own tool. Raises KafkaMissingError, also if the topic exists."""
+        """Create a topic with Kafka's own tool. Raises KafkaMissingError if that fails, for example because the topic
+        exists.
+        """
         command = ["java", "org.apache.kafka.tools.TopicCommand", "--create", "--topic", name]
         command += ["--bootstrap-server", self.bootstrap, "--partitions", str(partitions)]
         run_java("TopicCommand", [*command, "--replication-factor", str(replicas)])

@@ -108,8 +108,8 @@ def _cpu_of_children_s() -> float:
 
 
 class _Clocks:
-    """CPU seconds of the processes `nodes`, and of ended child processes of this process, since the creation of the
-    object.
+    """CPU seconds used by the processes `nodes` and by ended child processes of this process since the object was
+    created.
     """
 
     def __init__(self, nodes: Sequence[int]) -> None:
@@ -117,8 +117,8 @@ class _Clocks:
         self._cluster_s, self._children_s = system.cpu_seconds(nodes), _cpu_of_children_s()
 
     def row(self, shape: str, producer: str, figures: dict[str, Any]) -> Row:
-        """Return a row with the figures of a producer and the CPU times since the creation, and print it as
-        progress.
+        """Return a row with the figures of a producer and the CPU times since this object was created, and print the
+        row as progress.
         """
         client_s = _cpu_of_children_s() - self._children_s
         cluster_s = system.cpu_seconds(self._nodes) - self._cluster_s
@@ -161,9 +161,12 @@ def _java(topics: int, shapes: Sequence[str]) -> list[Row]:
 
 
 def start_up(topics: int, shapes: Sequence[str], with_kafka: bool, all_limit_s: float) -> list[Row]:
-    """Measure each producer in each shape and return a row each. The Java producer is left out if it cannot be run.
+    """Measure each producer in each shape and return a row for each pair. The Java producer is left out if it cannot be
+    run.
 
-    Args: with_kafka: whether to run it at all; all_limit_s: time limit of mode `all` in shape `awaited`.
+    Args:
+        with_kafka: whether to run the Java producer at all.
+        all_limit_s: time limit of mode `all` in shape `awaited`.
     """
     rows: list[Row] = []
     if with_kafka:
@@ -329,8 +332,8 @@ def start_chart(rows: Sequence[Row]) -> str:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run the selected parts, print their tables, and return the exit code. With `--day` or `--step` that is 0;
-    DayError passes.
+    """Run the selected parts, print their tables, and return the exit code. With `--day` or `--step`, the exit code is
+    0. DayError propagates.
     """
     parser = harness.Parser("bench.metadata", __doc__)
     parser.add_argument("--topics", type=int, help="number of topics (10,000; 100,000 with --day)")

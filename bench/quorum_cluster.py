@@ -39,15 +39,15 @@ T = TypeVar("T")
 
 
 class QuorumError(BenchError):
-    """A node or the quorum failed or did not reach a state in time. The message may end with the end of a
-    node's log.
+    """A node or the quorum failed or did not reach a state in time. The message may include the last lines of a node's
+    log.
     """
 
 
 @dataclass(slots=True)
 class QuorumNode:
-    """One node. `grpc` and `http` are host:port. `process` is None before its first start. `identity` differs for a
-    later process with the same pid.
+    """One node. `grpc` and `http` are host:port. `process` is None before its first start. `identity` distinguishes the
+    process from a later one with the same pid.
     """
 
     name: str
@@ -60,7 +60,7 @@ class QuorumNode:
 
     @property
     def is_controller(self) -> bool:
-        """Whether the node is a controller, and so a voter."""
+        """Whether the node is a controller, and thus a voter."""
         return self.node_id >= FIRST_CONTROLLER_ID
 
     @property
@@ -100,9 +100,9 @@ class QuorumCluster:
     def __init__(
         self, directory: Path, *, controllers: int = 3, brokers: int = 1, config: Mapping[str, str] | None = None
     ) -> None:
-        """Choose addresses; nothing is started.
+        """Choose addresses without starting any node.
 
-        Args: config: keys of controllers and of brokers, a node gets those of its role. Raises InvalidConfigError for
+        `config` has keys of controllers and of brokers. Each node gets those of its role. Raises InvalidConfigError for
         an unknown key.
         """
         settings.check_keys(config or {})
@@ -160,14 +160,14 @@ class QuorumCluster:
         return self._state(self.nodes[name]) is not ProcessState.GONE
 
     def describe(self, timeout_s: float = WAIT_TIMEOUT_S) -> QuorumDescription:
-        """Describe the quorum by direct requests to the controllers, without links. Raises KafkaError if none responds
-        within `timeout_s`.
+        """Describe the quorum by sending requests directly to the controllers, not through links. Raises KafkaError if
+        none responds within `timeout_s`.
         """
         addresses = [node.grpc for node in self.controllers]
         return self.run(quorum.describe_quorum(addresses, timeout_s=timeout_s))
 
     def active(self) -> QuorumNode:
-        """Return the active controller. Raises QuorumError if the quorum has no leader, KafkaError if no controller
+        """Return the active controller. Raises QuorumError if the quorum has no leader, or KafkaError if no controller
         responds within 60 s.
         """
         found = self.describe()
@@ -176,15 +176,15 @@ class QuorumCluster:
         return next(node for node in self.controllers if node.node_id == found.leader_id)
 
     def followers(self) -> list[QuorumNode]:
-        """Return the running controllers that are not active. Raises QuorumError without an active controller,
-        KafkaError.
+        """Return the running controllers that are not active. Raises KafkaError, or QuorumError if no controller is
+        active.
         """
         active = self.active()
         return [node for node in self.controllers if node is not active and self.is_running(node.name)]
 
     def wait_caught_up(self, names: Iterable[str] | None = None) -> QuorumDescription:
-        """Wait until the named nodes (default: all running ones) have the whole metadata log and it is committed.
-        Raises QuorumError after 60 s, KafkaError.
+        """Wait until the named nodes (default: all running ones) have the whole metadata log and all of it is
+        committed. Raises KafkaError, or QuorumError after 60 s.
 
         Returns the quorum's description at that time.
         """
@@ -225,14 +225,14 @@ class QuorumCluster:
             self._wait_ready(node)
 
     def kill(self, name: str) -> None:
-        """Send SIGKILL to a node and wait for its end. Raises QuorumError if it is not running or does not end within
-        60 s.
+        """Send SIGKILL to a node and wait for it to exit. Raises QuorumError if it is not running or does not end
+        within 60 s.
         """
         self._end(self.nodes[name], signal.SIGKILL)
 
     def stop(self, name: str) -> int:
-        """Send SIGTERM to a node, wait for its end and return the exit code. Raises QuorumError if it is not running or
-        does not end within 60 s.
+        """Send SIGTERM to a node, wait for it to exit and return the exit code. Raises QuorumError if it is not running
+        or does not end within 60 s.
         """
         return self._end(self.nodes[name], signal.SIGTERM)
 
@@ -258,7 +258,7 @@ class QuorumCluster:
         return [(name, other.name) for other in others if other.name != name]
 
     def isolate(self, name: str, *, sends: bool = False, receives: bool = False, from_brokers: bool = True) -> None:
-        """Cut the links between a controller and the other controllers, and the brokers unless `from_brokers` is False.
+        """Cut the links of a controller to the other controllers and, unless `from_brokers` is False, to the brokers.
 
         With `sends` or `receives`, that direction stays open.
         """
@@ -339,7 +339,7 @@ class QuorumCluster:
             raise QuorumError(f"{node.name} did not exit within {EXIT_TIMEOUT_S:g} s:\n{node.tail()}") from None
 
     def close(self) -> None:
-        """Send SIGKILL to all nodes, wait for their end and close the links; idempotent."""
+        """Send SIGKILL to all nodes, wait for them to exit and close the links. Idempotent."""
         started = [(node.process, node.identity) for node in self.nodes.values() if node.process is not None]
         for process, identity in started:
             processes.send(process.pid, identity, signal.SIGKILL)

@@ -71,12 +71,12 @@ class Cost(NamedTuple):
 
 
 def topic_id(topic: int) -> bytes:
-    """Return the 16-byte id of the topic with a number."""
+    """Return the 16-byte id of the topic with the number `topic`."""
     return (topic + 1).to_bytes(16, "big")
 
 
 def places(partitions: int, changed: int) -> list[Place]:
-    """Return `changed` of `partitions` partitions: equally many of each of ten topics, which are far apart."""
+    """Return `changed` of `partitions` partitions: the same number from each of ten evenly spaced topics."""
     topics = partitions // TOPIC_PARTITIONS
     return [
         (number * topics // CHANGED_TOPICS, partition)
@@ -207,7 +207,7 @@ class Follower:
         return Cost(len(sent), len(received), server_ns / 1e3, client_ns / 1e3)
 
     async def open(self) -> None:
-        """Open a session by a full fetch. Repeats that until the session id has the usual encoded length."""
+        """Open a session with a full fetch. Repeats this until the session id has the usual encoded length."""
         while True:
             await self.fetch([])
             if self.session_id >= _LONG_ID:
@@ -406,7 +406,7 @@ NAMES = {SESSION: "session of {:,}", ALL: "no session, all {:,} named", ALONE: "
 
 
 def cost_rows(bench: Bench) -> list[tuple[str, ...]]:
-    """Return the rows of the table of costs."""
+    """Return the rows of the cost table."""
     order = [(changed, mode) for changed in CHANGES for mode in (SESSION, ALONE, ALL)]
     return [
         (
@@ -424,7 +424,7 @@ def cost_rows(bench: Bench) -> list[tuple[str, ...]]:
 
 
 def ratio_rows(bench: Bench) -> list[tuple[str, ...]]:
-    """Return the rows of the table of ratios, with verdicts."""
+    """Return the rows of the ratio table, with verdicts."""
     lines: list[tuple[str, ...]] = []
     for name, changed, ratio, target in bench.ratios:
         aim = "" if target is None else f"<= {target:g}: {harness.met(ratio <= target)}"
@@ -438,7 +438,7 @@ def ratio_rows(bench: Bench) -> list[tuple[str, ...]]:
 
 
 def memory_rows(bench: Bench) -> list[tuple[str, ...]]:
-    """Return the rows of the table of memory."""
+    """Return the rows of the memory table."""
     return [(f"{size:,}", number(server), number(client)) for size, server, client in bench.memory]
 
 

@@ -143,8 +143,8 @@ def measure_kafka(directory: Path, snapshot_id: SnapshotId) -> list[dict[str, An
 
 
 def compare(ours: Mapping[str, float], rounds: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return for each figure Kafka's first round (cold JVM), median and best, and the ratios of ours to them (nan for
-    0).
+    """Return for each figure Kafka's first round (cold JVM), median and best, and the ratio of our figure to each of
+    these (nan for 0).
     """
     found = {}
     for key in ("generate_s", "load_s", "bytes", "image_mib"):

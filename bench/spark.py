@@ -38,8 +38,8 @@ def _flights(scale: int, limit: int | None) -> Iterator[dataset.Flight]:
 
 
 async def fill(bootstrap: str, scale: int, limit: int | None) -> workload.Rate:
-    """Create the topic, produce `scale` years of flights (of each the first `limit`) and return the rate. Raises
-    BenchError, KafkaError, TimeoutError.
+    """Create the topic, produce `scale` years of flights (only the first `limit` of each year) and return the rate.
+    Raises BenchError, KafkaError, TimeoutError.
     """
     await workload.create_topic(bootstrap, TOPIC, workload.PARTITIONS)
     records = volume = 0
@@ -87,7 +87,7 @@ def measure(options: argparse.Namespace, samples: dict[str, list[float]]) -> Non
 
 
 def main(given: Sequence[str]) -> int:
-    """Run, print the figures that were measured, and return the exit code of `harness.run`."""
+    """Run the benchmark, print the figures that were measured, and return the exit code of `harness.run`."""
     parser = harness.Parser("bench.spark", __doc__, markdown=harness.TABLE)
     parser.number("--runs", "reads, of which the first has its own figure", 4, least=2)
     parser.number("--scale", "years of 336,776 flights", 3, most=30)

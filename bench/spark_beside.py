@@ -186,8 +186,8 @@ class Bench:
 
 
 def start_session(directory: Path) -> Any:
-    """Start Spark with both sources and return the session. Raises KafkaMissingError if the connector cannot be
-    downloaded, JavaMissingError.
+    """Start Spark with both sources and return the session. Raises JavaMissingError, or KafkaMissingError if the
+    connector cannot be downloaded.
     """
     problem = download_kafka_tools(POM, JARS)
     if problem:
@@ -253,8 +253,8 @@ def as_markdown(found: Found) -> str:
 
 
 def run_all(options: argparse.Namespace) -> int:
-    """Measure all sizes and numbers of partitions of the options, print the figures, and return the exit code of
-    `harness.run`.
+    """Measure all record sizes and partition counts that the options select, print the figures, and return the exit
+    code of `harness.run`.
     """
     loads = [
         Workload(size, int(SIZES[size] * options.share), count)

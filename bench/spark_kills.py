@@ -50,7 +50,7 @@ _EXCEPTION = re.compile(r"(?!\s|at )(?=.*(?:Exception|Error|Caused by)\b)")
 
 
 class KillsError(harness.BenchError):
-    """The queries failed or did not progress in time. The message has the ends of their logs."""
+    """The queries failed or did not progress in time. The message includes the ends of their logs."""
 
 
 class Load:
@@ -172,8 +172,8 @@ def gist(log: str) -> str:
 
 @contextlib.contextmanager
 def broker_down(cluster: LocalCluster, name: str) -> Iterator[None]:
-    """Kill a broker, and restart it after `BROKER_DOWN_S` seconds while the block runs. The end of the block waits for
-    the restart.
+    """Kill a broker, and restart it after `BROKER_DOWN_S` seconds while the block runs. Leaving the block waits for the
+    restart.
     """
     cluster.kill(name)
     timer = threading.Timer(BROKER_DOWN_S, cluster.start, (name,))
@@ -185,7 +185,7 @@ def broker_down(cluster: LocalCluster, name: str) -> Iterator[None]:
 
 
 def check_files(place: Place, load: Load) -> list[str]:
-    """Return a text for each missing, repeated or unexpected record of the Parquet files; empty if there is none."""
+    """Return a message for each missing, repeated or unexpected record of the Parquet files; empty if there is none."""
     table = pyarrow.dataset.dataset(_committed_files(place.parquet), format="parquet").to_table()
     positions = zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True)
     rows = Counter(zip(positions, table["value"].to_pylist(), strict=True))
@@ -208,7 +208,7 @@ def _number(path: Path) -> int:
 
 
 def check_topic(place: Place, load: Load) -> tuple[list[str], int]:
-    """Return (problems, repeated): a text for each missing or wrong record of the second topic, and the number of
+    """Return (problems, repeated): a message for each missing or wrong record of the second topic, and the number of
     records that repeated tasks wrote again.
     """
     numbers: dict[tuple[bytes | None, ...], int] = {}
@@ -230,7 +230,7 @@ def check_topic(place: Place, load: Load) -> tuple[list[str], int]:
 
 
 def _differences(kind: str, found: Counter[Any], wanted: Counter[Any]) -> list[str]:
-    """Return a text for each missing and each surplus element, at most three of each."""
+    """Return a message for each missing and each surplus element, at most three of each."""
     problems = []
     for text, which in (("is missing", wanted - found), ("is repeated or unexpected", found - wanted)):
         problems += [f"{kind}: {each} {text} ({len(which)} in total)" for each in sorted(which)[:3]]
@@ -238,8 +238,8 @@ def _differences(kind: str, found: Counter[Any], wanted: Counter[Any]) -> list[s
 
 
 def run(kills: int, seed: int, retention_s: int, directory: Path) -> dict[str, Any]:
-    """Run on a new cluster, and return the figures, with the violations as `problems`. Raises ClusterError, KafkaError,
-    KillsError.
+    """Run the test on a new cluster, and return the figures, with the violations as `problems`. Raises ClusterError,
+    KafkaError, KillsError.
     """
     rng = random.Random(seed)
     config = {"log.retention.check.interval.ms": 2000, "min.insync.replicas": 2}
@@ -282,7 +282,7 @@ def run(kills: int, seed: int, retention_s: int, directory: Path) -> dict[str, A
 
 
 def main(given: Sequence[str]) -> int:
-    """Run, print the figures, and return the exit code of `harness.run`: 1 if a record is missing or repeated."""
+    """Run the test, print the figures, and return the exit code of `harness.run`: 1 if a record is missing or repeated."""
     parser = harness.Parser("bench.spark_kills", __doc__)
     parser.number("--kills", "kills of the queries, each with a kill of a broker", 10)
     parser.number("--seed", "seed of the victims and times", 1, least=0, most=1 << 31)

@@ -51,8 +51,8 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def peak_resident_bytes() -> int:
-    """Return the peak resident memory of this process in bytes. `getrusage` would include that of the parent before the
-    fork. Raises OSError if it is unknown.
+    """Return the peak resident memory of this process in bytes. `getrusage` would include the parent's memory before
+    the fork. Raises OSError if it is unknown.
     """
     for line in (PROC / "self" / "status").read_text().splitlines():
         if line.startswith("VmHWM:"):
@@ -72,7 +72,7 @@ def loopback_bytes() -> int:
 
 
 def idle_load(pids: Iterable[int], seconds: float) -> tuple[float, float]:
-    """Wait for `seconds`, and return (CPU use of the processes in percent of one core, loopback traffic in kB/s) of
+    """Wait for `seconds`, and return (CPU use of the processes in percent of one core, loopback traffic in kB/s) during
     that time. Raises OSError if a process ends.
     """
     pids = list(pids)
@@ -83,7 +83,7 @@ def idle_load(pids: Iterable[int], seconds: float) -> tuple[float, float]:
 
 
 def describe_machine() -> dict[str, str | int | float]:
-    """Return processors, memory, Python version, kernel and load: figures depend on them."""
+    """Return processors, memory, Python version, kernel and load, on which the figures depend."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     models = [
         line.partition(":")[2].strip()

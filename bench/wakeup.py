@@ -35,8 +35,8 @@ WAIT_S = 60.0
 
 
 class Round(NamedTuple):
-    """Figures of one cluster under one load. Fetches are those of followers per second. Latencies are nan without
-    records.
+    """Figures of one cluster under one load. `fetches_s` counts the followers' fetches per second. Latencies are nan
+    without records.
     """
 
     fetches_s: float
@@ -108,8 +108,8 @@ class Side:
         return Round(fetches / passed, cpu / passed * 100, _percentiles(follower), _percentiles(leader))
 
     async def _load(self, count: int, rate: float) -> tuple[list[float], list[float]]:
-        """Send `count` records at `rate` per second. Returns the seconds from sending to reading each of them: through
-        the follower, from the leader.
+        """Send `count` records at `rate` per second. Returns the seconds from sending to reading each record: from the
+        follower, and from the leader.
         """
         first = len(self._sent_at)
         work = [
@@ -189,7 +189,9 @@ FIGURES: Mapping[str, tuple[str, Callable[[Round], float]]] = {
 
 
 def _cell(pairs: Sequence[Pair], form: str, value: Callable[[Round], float]) -> str:
-    """Format the medians on and off, and the median and range of the pairs' ratios. Returns `-` without ratios."""
+    """Format the medians with and without wake-ups, and the median and range of the pairs' ratios. Returns `-` without
+    ratios.
+    """
     on, off = [value(pair.on) for pair in pairs], [value(pair.off) for pair in pairs]
     ratios = [one / other for one, other in zip(on, off, strict=True) if other]
     if not ratios or isnan(ratios[0]):
@@ -228,7 +230,7 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
 
 
 def main(given: Sequence[str]) -> int:
-    """Run, print the figures, and return the exit code of `harness.run`. Without a complete run there are
+    """Run the benchmark, print the figures, and return the exit code of `harness.run`. Without a complete run there are
     no figures.
     """
     options = arguments(given)

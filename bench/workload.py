@@ -27,7 +27,7 @@ PRODUCER: dict[str, Any] = {"acks": "all", "linger.ms": 5, "batch.size": 262_144
 
 
 class Rate(NamedTuple):
-    """Number of records, bytes of their values, and the seconds in which they were moved."""
+    """Number of records, bytes of their values, and the seconds that their transfer took."""
 
     records: int
     volume_bytes: int
@@ -55,9 +55,7 @@ def mixed_values(size_bytes_max: int) -> list[bytes]:
 
 
 def json_values(size_bytes: int, count: int = 997) -> list[bytes]:
-    """Return `count` JSON-like values of half to one and a half of `size_bytes`, always the same ones. lz4 halves their
-    size.
-    """
+    """Return `count` JSON-like values of 0.5 to 1.5 times `size_bytes`, always the same ones. lz4 halves their size."""
     source = random.Random(7)
     values = []
     for _ in range(count):
@@ -113,7 +111,7 @@ def check_deliveries(errors: Iterable[BaseException | None]) -> None:
 
 async def consume(bootstrap: str, topic: str, partitions: int, count: int) -> Rate:
     """Read the `count` records of a topic from its beginning, and return the rate. The time begins before the first
-    request. Raises BenchError for another number, KafkaError, TimeoutError after 180 s.
+    request. Raises BenchError if the number of records differs, TimeoutError after 180 s, or KafkaError.
     """
     config = {"fetch.max.bytes": 50 << 20, "max.poll.records": 10_000, "auto.offset.reset": "earliest"}
     seen = volume = 0
@@ -136,7 +134,7 @@ async def latencies_ms(bootstrap: str, topic: str, count: int) -> list[float]:
     """Send single records of 100 B to partition 0, each after the previous one was read. Raises BenchError, KafkaError,
     TimeoutError after 180 s.
 
-    Returns the sorted milliseconds from sending to reading, without the first eighth, which warms up.
+    Returns the sorted milliseconds from sending to reading, without the first eighth, which is a warm-up.
     """
     times: list[float] = []
     values = values_of(100)
@@ -160,6 +158,6 @@ async def latencies_ms(bootstrap: str, topic: str, count: int) -> list[float]:
 
 def percentile(ordered: Sequence[float], share: float) -> float:
     """Return the element of the sorted values at `share` (0 to 1) of their number, at most the last one. Raises
-    IndexError without values.
+    IndexError if there are no values.
     """
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
