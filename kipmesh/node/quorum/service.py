@@ -33,7 +33,7 @@ PARTITIONS_MAX = 100
 class QuorumService:
     """Handlers of the service Quorum for one driver. Waiting fetches complete when the driver stops.
 
-    `served` is called with each FetchSnapshot response, which has at most `snapshot_response_bytes_max` bytes.
+    `served` is called with each FetchSnapshot response; `snapshot_response_bytes_max` limits its size in bytes.
     """
 
     driver: QuorumDriver
@@ -139,7 +139,7 @@ def read_snapshot(
 
 
 def _without(response: m.FetchSnapshotResponse, deleted: set[m.SnapshotId]) -> m.FetchSnapshotResponse:
-    """Return SNAPSHOT_NOT_FOUND in place of snapshots that were deleted between planning and reading."""
+    """Return the response with SNAPSHOT_NOT_FOUND for snapshots that were deleted between planning and reading."""
 
     def mark(part: m.PartitionSnapshotResponse) -> m.PartitionSnapshotResponse:
         if part.snapshot_id not in deleted:
