@@ -103,7 +103,7 @@ def _missing_topic(entry: TopicEntry) -> KafkaError:
 
 
 class Choice(NamedTuple):
-    """A decision of a RefreshPolicy: the topics to request now, or None and the seconds until the next decision.
+    """The decision of a RefreshPolicy: the topics to request now, or None and the seconds until the next decision.
 
     If `wait_s` is None, the policy decides again only after a change.
     """

@@ -181,7 +181,7 @@ class NewTopic(NamedTuple):
 
 
 class CreatedTopic(NamedTuple):
-    """A created topic, or with `validate_only` a topic that passed validation."""
+    """A created topic or, with `validate_only`, a topic that passed validation."""
 
     name: str
     topic_id: bytes

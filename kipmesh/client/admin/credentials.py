@@ -91,7 +91,7 @@ class CredentialAdmin(AdminRequests):
     async def delete_user_scram_credential(self, user: str, mechanism: ScramMechanism) -> None:
         """Delete a user's SCRAM credential.
 
-        Raises KafkaError: RESOURCE_NOT_FOUND if there is none, or an error of the cluster.
+        Raises KafkaError: RESOURCE_NOT_FOUND if the credential does not exist, or an error of the cluster.
         """
         deletion = m.ScramCredentialDeletion(user, mechanism)
         await self._call(m.AlterUserScramCredentialsRequest([deletion], ()), _by_user)

@@ -83,9 +83,9 @@ class Consumer(Client):
     async def close(self, *, commit: bool = True, leave: bool = True) -> None:
         """Commit and leave the group, close the fetch sessions and disconnect. Idempotent.
 
-        Takes up to one second, plus up to ten in a group. `commit` applies only with `enable.auto.commit`; a failed
-        commit is only logged. Without `leave`, and for a static member, the group keeps the partitions assigned until
-        `session.timeout.ms`. Raises exceptions of the rebalance listener.
+        Takes up to one second, plus up to ten seconds for a group member. `commit` applies only with
+        `enable.auto.commit`; a failed commit is only logged. Without `leave`, and for a static member, the group keeps
+        the partitions assigned until `session.timeout.ms`. Raises exceptions of the rebalance listener.
         """
         if not self._closed:
             self._closed = True

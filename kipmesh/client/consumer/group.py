@@ -137,7 +137,7 @@ class Membership:
     # --- within poll -------------------------------------------------------------------------------------------------
 
     async def advance(self, timeout_s: float) -> None:
-        """Join or rebalance if needed, for about `timeout_s`, and start an automatic commit if it is due.
+        """Join or rebalance if needed, for up to about `timeout_s`, and start an automatic commit if one is due.
 
         Raises KafkaError if joining fails (FENCED_INSTANCE_ID if another member uses `group.instance.id`), and the
         exceptions of the listener. Failed automatic commits are only logged.

@@ -95,7 +95,7 @@ class ReplicaSelection:
 
     @property
     def selector_failures(self) -> int:
-        """Number of failures of the consumer's own selector; 0 without one."""
+        """Number of failures of the consumer's own selector; 0 if it has none."""
         return sum(self._selector.failures.values()) if self._selector is not None else 0
 
     @property

@@ -126,7 +126,7 @@ class Sender:
             await self._wait_finished(child)
 
     def discard(self, batch: Batch) -> None:
-        """Remove a new batch that stays empty because its first record is invalid, and release its memory."""
+        """Remove a new batch that is still empty because its first record is invalid, and release its memory."""
         self._remove(batch.queue, batch)
         self._complete(batch, None)
         self._memory.release(batch.reserved_bytes)

@@ -191,7 +191,7 @@ class PartitionReader:
         return self._preferred.view.leader_epoch
 
     def is_pending(self, request_id: int) -> bool:
-        """Whether the reader still waits for the response to that request."""
+        """Whether the reader is still waiting for the response to that request."""
         return self._pending is not None and self._pending.request_id == request_id
 
     def next(self, now_ms: int) -> t.Action:
