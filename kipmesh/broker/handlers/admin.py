@@ -243,7 +243,7 @@ async def list_config_resources(
 async def elect_leaders(
     broker: BrokerParts, request: m.ElectLeadersRequest, context: RequestContext
 ) -> m.ElectLeadersResponse:
-    """Elect preferred leaders, or from version 1 on, if requested, unclean ones. Null partitions mean all.
+    """Elect preferred leaders or, if requested (from version 1 on), unclean ones. Null partitions mean all.
 
     In version 0 each partition has the top-level error.
     """

@@ -33,7 +33,7 @@ _NOT_ACTIVE = frozenset({ErrorCode.NOT_CONTROLLER, ErrorCode.NOT_LEADER_OR_FOLLO
 
 
 class Forwarded(NamedTuple):
-    """A response, and whether the request was sent more than once: an earlier attempt may have been carried out."""
+    """A response, and whether the request was sent more than once, so that an earlier attempt may have succeeded."""
 
     response: Any
     is_repeated: bool

@@ -138,7 +138,7 @@ class BrokerMetrics:
 class MetricsFunction(Collector):
     """A `Collector` that exports the metrics that a function yields at each scrape.
 
-    Scrapes run on another thread: the function copies tables of the event loop before it iterates over them.
+    Scrapes run on another thread, so the function must copy the event loop's tables before it iterates over them.
     """
 
     def __init__(self, collect: Callable[[], Iterator[Metric]]) -> None:

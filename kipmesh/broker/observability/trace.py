@@ -91,7 +91,7 @@ class LastFetch(FetchSessionMetrics):
 
 @dataclass(eq=False)
 class TraceQueue:
-    """A bounded queue of entries to write. Args: rate_max: maximum entries per second; now_ms: monotonic clock."""
+    """A bounded queue of entries to write. `rate_max` is in entries per second; `now_ms` is a monotonic clock."""
 
     queue_max: int
     rate_max: int
@@ -244,8 +244,8 @@ def batches_of(entries: Sequence[Entry], now_ms: int) -> Iterator[tuple[bytes, l
 class RequestTrace:
     """The trace of one broker. Belongs to the event loop.
 
-    Replaces the counters of `sessions` with a `LastFetch`. Args: metadata_log: returns the metadata log, or None before
-    it is open; draw: returns random numbers in [0, 1).
+    Replaces the counters of `sessions` with a `LastFetch`. `metadata_log` returns the metadata log, or None before it
+    is open; `draw` returns random numbers in [0, 1).
     """
 
     config: BrokerConfig

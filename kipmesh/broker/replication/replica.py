@@ -172,8 +172,8 @@ class Replica:
     ) -> None:
         """Lead in `state.leader_epoch`. Within the same epoch, apply changes to the ISR and the assignment.
 
-        Args: lag_max_ms: `replica.lag.time.max.ms`; eligible_epoch: returns the epoch of a broker that may join the
-        ISR, else -1. Raises StorageError if the epoch cannot be written.
+        `lag_max_ms` is `replica.lag.time.max.ms`. `eligible_epoch` returns the epoch of a broker that may join the ISR,
+        else -1. Raises StorageError if the epoch cannot be written.
         """
         if self.leader is not None and self.leader.leader_epoch == state.leader_epoch:
             self.leader.offline = lost_replicas(state)
@@ -313,7 +313,7 @@ class Replica:
         return info
 
     def when_replicated(self, offset: int, leader_epoch: int, done: Callable[[ErrorCode], None]) -> AckWaiter | None:
-        """Call `done` once the record at `offset`, appended in `leader_epoch`, is committed or fails to be.
+        """Call `done` once the record at `offset`, appended in `leader_epoch`, is committed or no longer can be.
 
         `done` receives NONE, NOT_LEADER_OR_FOLLOWER or NOT_ENOUGH_REPLICAS_AFTER_APPEND. Returns a waiter for
         `cancel_ack_waiter`, or None if `done` was called immediately. A different leader epoch fails because the offset

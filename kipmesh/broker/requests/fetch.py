@@ -109,8 +109,8 @@ class FetchHandler:
         Top-level errors of the response: INCONSISTENT_CLUSTER_ID, STALE_BROKER_EPOCH for an earlier process of a
         follower, and session errors such as FETCH_SESSION_ID_NOT_FOUND. Other errors are per partition.
 
-        Args: names_rack: whether the client's protocol version can name a rack (392-01). Otherwise only leaders serve
-        its fetches.
+        If `names_rack` is False, the client's protocol version cannot name a rack (392-01), and only leaders serve its
+        fetches.
         """
         if request.cluster_id is not None and request.cluster_id != self.config.cluster_id:
             return m.FetchResponse(error_code=ErrorCode.INCONSISTENT_CLUSTER_ID)
@@ -178,7 +178,7 @@ class FetchHandler:
     def _follower_fetched(
         self, fetch: Fetch, request: m.FetchRequest, known: FollowerFetches | None
     ) -> FollowerFetches | None:
-        """Return the state by which this follower's requests acknowledge records, or None after a session error.
+        """Return the state of the records that this follower's requests acknowledge, or None after a session error.
 
         The state covers the whole session, including partitions that the request does not list. The partitions that the
         request removes from the session (`forgotten_topics_data`) are detached from the follower.

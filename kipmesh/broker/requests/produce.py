@@ -192,7 +192,7 @@ def _check_header(batch: bytes | memoryview) -> None:
     """Raise KafkaError for invalid batches that the log would accept because it does not decode records.
 
     Codes: INVALID_REQUEST if transactional; INVALID_RECORD if the record count exceeds what the bytes can hold even
-    when decompressed; CORRUPT_MESSAGE if the CRC of such a batch is wrong or the header cannot be parsed.
+    when decompressed; CORRUPT_MESSAGE instead of these if the CRC is wrong, or if the header cannot be parsed.
     """
     header = record_batch.parse_header(batch)
     expansion = _EXPANSION_MAX.get(header.compression)

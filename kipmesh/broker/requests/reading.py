@@ -61,8 +61,8 @@ def _divergence(replica: Replica, request: FetchPartition) -> PartitionData | No
 
     Raises KafkaError with OFFSET_OUT_OF_RANGE if no epoch of this log is at or below the reader's last fetched epoch.
 
-    The reader ignores the response's high watermark. A last stable offset of -1, which no reader has, makes the session
-    send both again (227-08).
+    The reader ignores the high watermark of the response. The last stable offset is -1, a value that no reader has, so
+    that the session sends both again later (227-08).
     """
     epoch_end = replica.log.end_offset_for_epoch(request.last_fetched_epoch)
     if epoch_end.end_offset < 0:
@@ -107,7 +107,7 @@ def read_for_follower(
 def _records(
     replica: Replica, offset: int, end: int, max_bytes: int, min_one_batch: bool, again: bool = False
 ) -> PartitionRead:
-    """Read batches from `offset`, which is below `end`. The result is cut if `max_bytes` has no room for a batch."""
+    """Read batches from `offset`, which is below `end`. Sets `is_cut` if `max_bytes` has no room for a batch."""
     records = b""
     if max_bytes > 0 or min_one_batch:
         records = replica.log.read(offset, max_bytes, end, min_one_batch)

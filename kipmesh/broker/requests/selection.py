@@ -45,7 +45,7 @@ def peer_host(peer: str) -> str:
 class ReplicaSelection:
     """The replica selector of one broker, as configured.
 
-    Args: now_ms: monotonic clock in ms, for the progress of followers. Raises InvalidConfigError if the plugin cannot
+    `now_ms` is a monotonic clock in ms, for the progress of followers. Raises InvalidConfigError if the plugin cannot
     be loaded.
     """
 
