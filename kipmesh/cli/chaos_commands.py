@@ -221,8 +221,8 @@ def _new_directory(parent: Path, name: str) -> Path:
 def _interruptible(make: Any) -> Result:
     """Run the coroutine that `make` returns. SIGINT, SIGTERM and SIGHUP cancel it.
 
-    Raises its error, or typer.Exit with 128 + signal after a signal, once the coroutine has cleaned up. Errors during
-    the cleanup are reported.
+    Raises the coroutine's error, or typer.Exit with 128 + signal after a signal, once the coroutine has cleaned up.
+    Errors during the cleanup are reported.
     """
     received: list[signal.Signals] = []
     signals = [signal.SIGINT, signal.SIGTERM]

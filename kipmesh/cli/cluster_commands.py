@@ -203,7 +203,7 @@ def _controllers(given: str | None, directory: Path) -> tuple[tuple[str, ...], M
 
 
 def _replicas(found: QuorumDescription) -> list[dict[str, Any]]:
-    """Return voters, then observers, each with the leader's description, status and lag in records."""
+    """Return the voters, then the observers, each as described by the leader, with its status and lag in records."""
     leader_end = max((one.log_end_offset for one in found.voters if one.replica_id == found.leader_id), default=-1)
 
     def described(one: QuorumReplica, status: str) -> dict[str, Any]:

@@ -44,7 +44,7 @@ app = make_app(
 
 
 def _command(job: Job[Any]) -> Callable[..., None]:
-    """Return a typer command with the fields of the job's options and the options that all jobs share."""
+    """Return a typer command whose options are the fields of the job's options and those that all jobs share."""
 
     def run(**given: Any) -> None:
         settings = Settings(

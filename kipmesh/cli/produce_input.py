@@ -42,7 +42,7 @@ class Parser(Protocol):
     """Parses the lines of one input into records. Methods raise CommandError if the current line is invalid."""
 
     def parse(self, line: bytes) -> Pair | None:
-        """Return the record that ends with this line, or None if none does. `line` excludes the line break.
+        """Return the record that this line completes, or None if it completes none. `line` excludes the line break.
 
         None is returned for an empty line, a header, or a line within a quoted field.
         """

@@ -137,8 +137,9 @@ async def wait_moved(
     """Await `work`, which waits for replicas to move, and report the pending moves meanwhile. Return its result.
 
     Args: noun: names the moves after a number, as in "3 replicas of broker 1"; matches: selects the reassignments that
-    `work` waits for; work: must call its argument with the completed and total number of moves. Raises CommandError at
-    the deadline, and the errors of `work`.
+    `work` waits for; work: must call its argument with the completed and total number of moves.
+
+    Raises CommandError at the deadline, and the errors of `work`.
     """
     left: list[int] = []
     with _progress_bar(noun) as bar:
