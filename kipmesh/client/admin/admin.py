@@ -138,7 +138,7 @@ class AdminClient(Client, GroupAdmin, ReassignmentAdmin, BrokerAdmin, Credential
     async def describe_topics(self, names: Iterable[str]) -> list[TopicMetadata]:
         """Return the metadata of these topics in the given order.
 
-        Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION for a missing topic, INVALID_TOPIC_EXCEPTION.
+        Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION for a missing topic, INVALID_TOPIC_EXCEPTION for an invalid name.
         """
         listed = arguments.names("topics", names)
         found = await self._describe(listed)
