@@ -58,8 +58,8 @@ class FollowerWatermarks(NamedTuple):
     def start(cls, leader_epoch: int, high_watermark: int) -> FollowerWatermarks:
         """Return the watermarks of a new follower in `leader_epoch`: both are its own `high_watermark`.
 
-        The value received from an earlier leader is dropped, because after an unclean election, possibly no log reaches
-        it.
+        The value received from an earlier leader is dropped: there may be no log that reaches it after an unclean
+        election.
         """
         return cls(leader_epoch, high_watermark, high_watermark)
 
