@@ -47,8 +47,8 @@ class Part(NamedTuple):
 def shares(max_bytes: int, remaining: Sequence[int]) -> list[int]:
     """Divide `max_bytes` evenly among snapshots with `remaining` bytes each; return the bytes of each (630-10).
 
-    Each snapshot gets at least an even share if it has that much left; unused shares go to the others. The first ones
-    get one byte more each if there is a remainder.
+    Each snapshot gets at least an even share if it has that much left; unused shares go to the others. A remainder that
+    cannot be divided goes to the first ones.
     """
     allocated = [0] * len(remaining)
     available = max(max_bytes, 0)
