@@ -74,7 +74,7 @@ def log_line(text: str) -> None:
 
 
 def main(pod: PodRef, first_id: int, client: Mapping[str, str], timeout_s: float) -> int:
-    """Run the hook. Return 0 if the broker may stop, including without waiting because its StatefulSet is being
+    """Run the hook. Return 0 if the broker may stop, or if it stops without waiting because its StatefulSet is being
     deleted.
 
     Returns 1 and logs the reason if the broker is scaled down but was not drained, or if it stops while partitions
