@@ -98,7 +98,8 @@ class PartitionChangeRecord(Message, key=5, versions="0-2", flexible="0+"):
     """A change of a partition. None, -2 (leader) and -1 (recovery state) leave a field unchanged.
 
     Each record increments the partition epoch. A record that sets a leader, even the same one, also increments the
-    leader epoch."""
+    leader epoch.
+    """
 
     partition_id: Int32 = field(default=-1)
     topic_id: Uuid = field(default=ZERO_UUID)
