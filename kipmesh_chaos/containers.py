@@ -143,9 +143,7 @@ class ContainerCluster:
         self._delete_topic()
 
     def nodes(self) -> Sequence[ContainerNode]:
-        """Return all nodes. Their `pid` reflects the last call of this object, not the current state of the
-        container.
-        """
+        """Return all nodes. Their `pid` is as of the last call of this object; the container may have changed."""
         with self._lock:
             return list(self._nodes.values())
 
@@ -324,7 +322,7 @@ class ContainerCluster:
         return self._call(self._engine.inspect_container, name)
 
     def _call(self, method: Callable[..., Any], name: str, *args: object, **kwargs: object) -> Any:
-        """Call a method of the engine with the container of the node `name` as the first argument. Raises EngineError."""
+        """Call a method of the engine with the container of node `name` as its first argument. Raises EngineError."""
         with self._lock:
             container = self._nodes[name].container
         with _engine_errors():

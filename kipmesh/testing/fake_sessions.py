@@ -61,7 +61,7 @@ class FakeReader:
         """Return complete batches of a partition from the fetch offset, up to `max_bytes` and the high watermark.
 
         `min_one_batch` allows the first batch to exceed the limit. Instead of records, the result may have a preferred
-        read replica, a diverging epoch or an error code; it does not raise.
+        read replica, a diverging epoch or an error code; this method does not raise.
         """
         name = self.topic_name(topic_id) if topic_id and not topic else topic
         index = requested.partition

@@ -248,7 +248,7 @@ class QuorumReplica:
     # -- snapshots
 
     def receive(self, snapshot_id: SnapshotId) -> ReceivedSnapshot:
-        """Start to receive a snapshot, or resume an interrupted transfer of this process. Raises StorageError.
+        """Start receiving a snapshot, or resume an interrupted transfer of this process. Raises StorageError.
 
         After `ReceivedSnapshot.complete`, call `install` or `discard`, because the snapshot may contradict the end of
         the log.

@@ -105,7 +105,7 @@ def _decode(address: str, method: Method, data: bytes) -> Any:
 
 
 class _Channel:
-    """One HTTP/2 connection with a count of its users. A retired channel is closed after its last user."""
+    """One HTTP/2 connection with a count of its users. A retired channel is closed when it has no more users."""
 
     def __init__(self, address: str, tls: TlsFiles | None) -> None:
         self.generation = 0

@@ -51,7 +51,7 @@ class ServerTls:
         self._served: int | None = None
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Return credentials for `add_secure_port` that follow changes of the files.
+        """Return credentials for `add_secure_port` that follow changes to the files.
 
         Raises InvalidConfigError if certificate, key or authorities are missing.
         """
@@ -97,7 +97,7 @@ def _server_configuration(material: Material) -> grpc.ServerCertificateConfigura
 
 
 def channel_credentials(material: Material) -> grpc.ChannelCredentials:
-    """Return a client's credentials, which do not follow changes. gRPC checks the server's host name."""
+    """Return a client's credentials, which do not follow changes to the files. gRPC checks the server's host name."""
     return grpc.ssl_channel_credentials(material.authorities, material.private_key, material.certificate_chain)
 
 

@@ -39,7 +39,7 @@ class ServerContext:
         self._generation, self._context = self._make()
 
     def current(self) -> ssl.SSLContext:
-        """Return a context for one connection, with the files' current content; the same object until they change."""
+        """Return a context for one connection, with the files' current content; the same one until the files change."""
         with self._lock:
             if self._generation != self._files.current.generation:
                 self._generation, self._context = self._make()
