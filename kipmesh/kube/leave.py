@@ -80,8 +80,8 @@ def main(pod: PodRef, first_id: int, client: Mapping[str, str], timeout_s: float
     Returns 1 and logs the reason if the broker is scaled down but was not drained, or if it stops while partitions
     still need it or after a failed check.
 
-    Args: first_id: node.id of the pod with ordinal 0; client: client settings with `bootstrap.servers`; timeout_s:
-    limit for waiting in seconds, not for draining. Raises ValueError if the pod's name has no ordinal.
+    Args: first_id: node.id of the pod with ordinal 0; client: client settings with `bootstrap.servers`; timeout_s: time
+    limit in seconds for waiting, but not for draining. Raises ValueError if the pod's name has no ordinal.
     """
     number = ordinal(pod.pod)
     broker_id = first_id + number
@@ -236,8 +236,8 @@ class StopLease:
     def acquire(self, brokers: Collection[int], now: float) -> str:
         """Acquire or renew the Lease. Return "" on success, or a description of the other holder. Does not wait.
 
-        Another pod's Lease is taken over if its broker is not in `brokers`, or if the Lease has not changed for its
-        duration while this object observed it.
+        Also acquires another pod's Lease if that pod's broker is not in `brokers`, or if this object has seen no change
+        of the Lease for the duration of the Lease.
 
         Args: brokers: ids of the registered brokers; now: monotonic time in seconds. Raises KubeError if an API call
         fails.

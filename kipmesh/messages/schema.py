@@ -135,15 +135,18 @@ def field(
 ) -> Any:
     """Declare a field.
 
-    Args: number: field number in protobuf; without one, the field is not sent over gRPC. versions: versions of Kafka's
-    format with this field; "" if only gRPC has it. nullable: versions of Kafka's format in which the field may be null;
-    by default all if the type allows None. tag: tag in flexible versions. A tagged field is written if it differs from
-    its default. default: value of an absent field; by default zero, empty, or None if the type allows None. null: value
-    that a null in Kafka's format is read as. null_flag: name and number of the boolean protobuf field that represents a
-    null list. proto_name: name in protobuf, if it differs. mirrors: in a response, the request's field (or ITEM) whose
-    value this field repeats in an error response. A list must declare it. A scalar without a declared default repeats
-    the request's field of the same name. is_refusal: False if this `error_code` of a response cannot refuse the whole
-    request.
+    Args:
+        number: field number in protobuf; without one, the field is not sent over gRPC.
+        versions: versions of Kafka's format with this field; "" if only gRPC has it.
+        nullable: versions of Kafka's format in which the field may be null; by default all if the type allows None.
+        tag: tag in flexible versions. A tagged field is written if it differs from its default.
+        default: value of an absent field; by default zero, empty, or None if the type allows None.
+        null: value that a null in Kafka's format is read as.
+        null_flag: name and number of the boolean protobuf field that represents a null list.
+        proto_name: name in protobuf, if it differs.
+        mirrors: in a response, the request's field (or ITEM) whose value this field repeats in an error response. A
+            list must declare it. A scalar without a declared default repeats the request's field of the same name.
+        is_refusal: False if this `error_code` of a response cannot refuse the whole request.
     """
     return Field(
         name="",

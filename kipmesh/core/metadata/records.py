@@ -122,7 +122,7 @@ _UUID_BYTES = 16
 
 @lru_cache(maxsize=1024)
 def _shape(replicas: int, isr: int, directories: int) -> struct.Struct:
-    """Return the layout of a frame with these numbers of elements. Its fields are prefix, partition, topic id,
+    """Return the layout of a frame with these numbers of elements. The fields are prefix, partition, topic id,
     replicas, ISR, empty arrays, leader, epochs, directories, tag count."""
     return struct.Struct(f">3si16sB{replicas}iB{isr}i2siiiB{directories * _UUID_BYTES}sB")
 

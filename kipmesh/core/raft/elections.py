@@ -241,7 +241,8 @@ def become_candidate(context: RaftContext, cause: Cause) -> None:
 
 
 def resign(context: RaftContext) -> None:
-    """Resign leadership, with the other voters as preferred successors, longest log first. Ignored unless leading."""
+    """Resign leadership, with the other voters as preferred successors, longest log first. Ignored unless this node is
+    the leader."""
     if context.leadership is None:
         return
     context.successors = context.leadership.successors()

@@ -26,7 +26,7 @@ NO_DIRECTORY = bytes(16)
 
 
 def majority_offset(ends: Iterable[int]) -> int:
-    """Return the largest offset that more than half of the log ends have reached; -1 is an unknown log end."""
+    """Return the largest offset that more than half of the log ends have reached. An unknown log end is -1."""
     descending = sorted(ends, reverse=True)
     return descending[len(descending) // 2]
 

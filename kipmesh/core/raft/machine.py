@@ -129,7 +129,7 @@ class Machine(RaftContext):
                 self.retry_later(node_id)
 
     def _poll(self) -> None:
-        """Perform what is due in the current state, and in the state that follows from it."""
+        """Perform the due actions of the current state, and of each state that results from them."""
         self.expire_requests()
         while not self.awaits_log:
             before = (self.state, self.epoch)

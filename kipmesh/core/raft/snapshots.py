@@ -52,7 +52,7 @@ def start_fetch(context: RaftContext, snapshot_id: SnapshotId) -> None:
 def on_snapshot_changed(context: RaftContext, latest: SnapshotId, earliest: SnapshotId) -> None:
     """Adopt a generated snapshot, or a fetched one that has replaced the log. Ignored if a newer one is known.
 
-    Ends the snapshot fetch that it completes, and advances the high watermark to the snapshot's end.
+    Ends the snapshot fetch if this completes it, and advances the high watermark to the snapshot's end.
     """
     if context.latest_snapshot is not None and age_order(latest) < age_order(context.latest_snapshot):
         return  # a newer snapshot was reported before

@@ -64,7 +64,7 @@ class FollowerWatermarks(NamedTuple):
         return cls(leader_epoch, high_watermark, high_watermark)
 
     def observe_leader(self, leader_high_watermark: int, log_end_offset: int) -> FollowerWatermarks:
-        """Return the watermarks after a response of the leader, whose records are appended up to `log_end_offset`.
+        """Return the watermarks after a leader's response whose records were appended up to `log_end_offset`.
 
         `leader` becomes `leader_high_watermark`, `own` becomes `leader` limited to the log end. Neither decreases.
         """
