@@ -282,7 +282,7 @@ def run(kills: int, seed: int, retention_s: int, directory: Path) -> dict[str, A
 
 
 def main(given: Sequence[str]) -> int:
-    """Run the test, print the figures, and return the exit code of `harness.run`: 1 if a record is missing or repeated."""
+    """Run the test, print the figures, and return the exit code: 1 if a record is missing or repeated."""
     parser = harness.Parser("bench.spark_kills", __doc__)
     parser.number("--kills", "kills of the queries, each with a kill of a broker", 10)
     parser.number("--seed", "seed of the victims and times", 1, least=0, most=1 << 31)
