@@ -217,6 +217,7 @@ def failover(bootstrap: str, topic: str, delay_s: float) -> dict[str, float]:
 
     After a warm-up and `delay_s` seconds, prints the id of the leader of partition 0. The parent process kills that
     broker and confirms with a line on standard input. Ends `AFTER_S` after a new leader has acknowledged a record.
+    Raises BenchError if no new leader acknowledges in time or a record fails.
     """
     config = {"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 0, "enable.idempotence": True}
     producer, admin = _library().Producer(config), _admin(bootstrap)

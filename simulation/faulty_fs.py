@@ -234,7 +234,7 @@ class FaultyFileSystem:
             directory.changed()
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory and its content. Does nothing if it does not exist."""
+        """Remove a directory and its content, if it exists. Raises OSError for a fault or a missing parent."""
         with self.mutex:
             self.check("remove", path)
             directory, name = self._parent(path)

@@ -335,7 +335,7 @@ class Metadata:
             reason = f" ({self.last_failure})" if self.last_failure is not None else ""
             return KafkaError(ErrorCode.NETWORK_EXCEPTION, f"no broker responds at {addresses}{reason}")
         code = entry.error if entry is not None and entry.error is not ErrorCode.NONE else ErrorCode.REQUEST_TIMED_OUT
-        return KafkaError(code, f"no metadata of {name} within {timeout_s * 1000:.0f} ms")
+        return KafkaError(code, f"no metadata for {name} within {timeout_s * 1000:.0f} ms")
 
     # -- the task
 

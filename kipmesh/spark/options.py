@@ -428,7 +428,9 @@ def parse_write_options(raw: Mapping[str, str], mode: Mode) -> WriteOptions:
     client_config = client_settings(options, ProducerConfig, _PRODUCER_CONFIG)
     if not ProducerConfig.parse(client_config).enable_idempotence:  # two other keys disable it implicitly
         name = "retries" if client_config.get("retries") == "0" else "max.in.flight.requests.per.connection"
-        raise InvalidOptionError(f"kafka.{name}", "disables the idempotent producer, which writes need")
+        raise InvalidOptionError(
+            f"kafka.{name}", "must not disable the idempotent producer, which is required for writing"
+        )
     return WriteOptions(
         bootstrap=parse_bootstrap(options),
         topic=topic,

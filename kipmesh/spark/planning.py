@@ -68,7 +68,10 @@ def resolve_bound(
 
     As in Spark's Kafka connector, an end timestamp after the last record means the end of the partition. A start
     timestamp after the last record raises InvalidOptionError unless `later_than_any_is_latest` is set (option
-    startingOffsetsByTimestampStrategy). Also raises InvalidOptionError if the bound names other partitions, KafkaError.
+    startingOffsetsByTimestampStrategy).
+
+    Also raises InvalidOptionError if the bound does not name exactly `partitions` or a topic was deleted. Raises
+    KafkaError.
     """
     match bound.kind:
         case BoundKind.EARLIEST:

@@ -113,10 +113,10 @@ class Pipeline:
         sizes: tuple[int, int],
         started_s: float,
     ) -> None:
-        """Count a completed request and notify the observer of its API, unless only nodes send such requests.
+        """Count a completed request, and call the observer of its API.
 
-        The observer is not called for NO_RESPONSE. `sizes`: bytes of (request, response); `started_s`: `perf_counter`
-        at the arrival of the request.
+        The observer is not called for APIs that only nodes send, and for NO_RESPONSE. `sizes`: bytes of (request,
+        response); `started_s`: `perf_counter` at the arrival of the request.
         """
         if self._metrics is not None:
             self._metrics.finished(api, context, request, response, sizes, perf_counter() - started_s)

@@ -106,7 +106,7 @@ class World(BaseWorld):
                 broker.parts.manager.abandon()
 
     def _create_topic_when_ready(self) -> None:
-        """Create the topic when no broker is fenced."""
+        """Create the topic once all brokers are registered and unfenced. Checks every 10 ms."""
         unfenced = [broker for broker in self.checker.image.brokers.values() if not broker.fenced]
         if len(unfenced) < len(self.brokers):
             self.engine.after(10, self._create_topic_when_ready)

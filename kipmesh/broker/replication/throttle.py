@@ -72,7 +72,7 @@ class ReplicationThrottle:
         return log.log_end_offset == log.log_start_offset or log.log_end_offset < replica.leader_high_watermark
 
     def has_room(self, planned_bytes: int) -> bool:
-        """Whether one more throttled replica may be fetched beside `planned_bytes` for others in this request."""
+        """Whether one more throttled replica may be fetched, in addition to `planned_bytes` in the same request."""
         return self._limited().available(self.monotonic_ms()) > planned_bytes
 
     @property

@@ -200,7 +200,7 @@ class Producer(Client):
             if topic not in self._topics:
                 check_text("topic", topic)
                 check_topic_name(topic)
-                raise WouldBlockError(f"no metadata of topic {topic!r}; call partitions_for first")
+                raise WouldBlockError(f"no metadata for topic {topic!r}; call partitions_for first")
             raise WouldBlockError(f"buffer.memory is used up or partition {partition} of {topic!r} is unknown")
         return delivery
 

@@ -68,7 +68,7 @@ def encode_record(record: Record, version: int | None = None) -> bytes:
 
 
 def _encode_new_partition(record: PartitionRecord) -> bytes | None:
-    """Return the frame of a partition that has the common shape, or None if it has another shape."""
+    """Return the frame of a partition, or None if the generic encoder must write it."""
     if (
         record.removing_replicas
         or record.adding_replicas
@@ -111,7 +111,7 @@ def decode_record(data: bytes) -> Record:
     return record
 
 
-# --- fast path for partitions of the common shape
+# --- fast path for partitions without optional fields
 
 _PREFIX = bytes((1, 3, 2))  # versions of the frame, type, version of the record
 _EMPTY_ARRAYS = b"\1\1"  # removing and adding replicas
@@ -146,7 +146,7 @@ def encode_partition(
     numbers: tuple[int, int, int],
     directories: Sequence[bytes],
 ) -> bytes | None:
-    """Return the frame of a PartitionRecord, or None if it does not have the common shape.
+    """Return the frame of a PartitionRecord, or None if the generic encoder must write it.
 
     `numbers` is (leader, leader epoch, partition epoch).
     """
@@ -172,8 +172,11 @@ def encode_partition(
 
 
 def decode_partition(data: bytes) -> tuple[Any, ...] | None:
-    """Return the first eleven fields of the PartitionRecord in the frame `data`, in declaration order, or None if the
-    record does not have the common shape."""
+    """Return the first eleven fields of the PartitionRecord in the frame `data`, in declaration order.
+
+    Returns None if the generic decoder must read it: for other versions, tagged fields, replicas that are being added
+    or removed, lists of more than 126 items, and malformed data.
+    """
     if data[:3] != _PREFIX:
         return None
     try:

@@ -204,7 +204,7 @@ def _values(data: bytes, position: int, header: BatchHeader) -> list[bytes]:
     if None in values:
         raise CorruptRecordError("a record has no value")
     if len(values) != header.record_count or header.size_bytes < HEADER_BYTES:
-        raise CorruptRecordError(f"a batch must have {header.record_count} records by its header, got {len(values)}")
+        raise CorruptRecordError(f"a batch has {len(values)} records, but its header says {header.record_count}")
     return values
 
 

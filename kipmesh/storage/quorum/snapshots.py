@@ -207,7 +207,7 @@ class SnapshotStore:
             raise StorageError(f"cannot access snapshots in {self._directory}: {error.strerror or error}") from error
 
     def snapshot_ids(self) -> list[SnapshotId]:
-        """Return the ids of all complete snapshots, oldest first."""
+        """Return the ids of all complete snapshots, oldest first. Raises StorageError."""
         return sorted(self._complete(), key=age_order)
 
     def create(
