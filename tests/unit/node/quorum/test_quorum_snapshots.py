@@ -65,6 +65,22 @@ def requested_position(request: FetchSnapshotRequest) -> int:
     return request.topics[0].partitions[0].position
 
 
+async def boot_with_hanging_transfer(leader: Node, stale: Node) -> None:
+    """Boot the stale voter; return when the leader hangs within the snapshot transfer."""
+    serve: Handler = leader.service.serve_snapshot
+    is_hanging = asyncio.Event()
+
+    async def hang(request: FetchSnapshotRequest) -> FetchSnapshotResponse:
+        if requested_position(request):
+            is_hanging.set()
+            await asyncio.sleep(60)
+        return await serve(request)
+
+    leader.service.serve_snapshot = hang  # type: ignore[method-assign]
+    await stale.boot()
+    await is_hanging.wait()
+
+
 async def test_replica_below_log_start_installs_snapshot(tmp_path: Path) -> None:
     quorum = Quorum(tmp_path, 3, 1)
     observer = quorum.observers[101]
@@ -148,18 +164,7 @@ async def test_corrupt_transfer_is_deleted_counted_and_repeated(tmp_path: Path) 
 async def test_leader_change_cancels_transfer(tmp_path: Path) -> None:
     async with Quorum(tmp_path, 3) as quorum:
         leader, stale, _ = await leader_and_stale_voter(quorum)
-        serve: Handler = leader.service.serve_snapshot
-        is_hanging = asyncio.Event()
-
-        async def hang(request: FetchSnapshotRequest) -> FetchSnapshotResponse:
-            if requested_position(request):
-                is_hanging.set()
-                await asyncio.sleep(60)
-            return await serve(request)
-
-        leader.service.serve_snapshot = hang  # type: ignore[method-assign]
-        await stale.boot()
-        await is_hanging.wait()
+        await boot_with_hanging_transfer(leader, stale)
         assert len(parts(stale)) == 1
         await leader.kill()
         successor = await quorum.leader()
@@ -246,18 +251,7 @@ async def test_snapshot_completed_after_leader_change_is_deleted(
 async def test_stop_during_transfer_deletes_partial_snapshot(tmp_path: Path) -> None:
     async with Quorum(tmp_path, 3) as quorum:
         leader, stale, _ = await leader_and_stale_voter(quorum)
-        serve: Handler = leader.service.serve_snapshot
-        is_hanging = asyncio.Event()
-
-        async def hang(request: FetchSnapshotRequest) -> FetchSnapshotResponse:
-            if requested_position(request):
-                is_hanging.set()
-                await asyncio.sleep(60)
-            return await serve(request)
-
-        leader.service.serve_snapshot = hang  # type: ignore[method-assign]
-        await stale.boot()
-        await is_hanging.wait()
+        await boot_with_hanging_transfer(leader, stale)
         await stale.stop()
         assert parts(stale) == []
 
